@@ -30,16 +30,13 @@ def standins() -> None:
             fake_device.library(source)
 
 
-@pytest.fixture(scope="session")
-def prelude() -> str:
-    return PRELUDE
-
-
 @pytest.fixture
 def asking(far: Callable[..., str]) -> Callable[[str], str]:
     """Run code after the prelude."""
+    return lambda code: far(PRELUDE + textwrap.dedent(code))
 
-    def run(code: str) -> str:
-        return far(PRELUDE + textwrap.dedent(code))
 
-    return run
+@pytest.fixture
+def measuring(far_library: str, passes: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
+    """Run code after the prelude in an interpreter that measures, as a forked one does not; ``folder`` is this test's."""
+    return lambda code: passes(f"{PRELUDE}folder = {str(tmp_path)!r}\n{textwrap.dedent(code)}")

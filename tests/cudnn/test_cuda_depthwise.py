@@ -3,7 +3,6 @@
 import ctypes
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -86,15 +85,11 @@ def test_what_is_not_depthwise_is_refused_with_the_reason(with_kernels: Run) -> 
     """)
 
 
-def test_performance_measures_them_in_every_direction(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    assert far_library  # a forked interpreter measures nothing
+def test_performance_measures_them_in_every_direction(measuring: Run) -> None:
     code = """
-    import os
     x, w = torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3)
     for direction in ("fprop", "dgrad", "wgrad"):
-        ask(**{f"conv_{direction}_algo": "performance"}, tuning_file=os.environ["MSCTX_TUNING_FILE"])
+        ask(**{f"conv_{direction}_algo": "performance"}, tuning_file=folder + "/tuning.json")
         driver_log(driver)
         check(x, w, groups=6, padding=1)
         assert any(line.startswith(f"depthwise_{direction}") for line in driver_log(driver)), rows()
@@ -105,7 +100,7 @@ def test_performance_measures_them_in_every_direction(
         check(x, w, groups=6, padding=1)
         assert not driver_log(driver), "nothing is known of their speed"
     """
-    passes(prelude + START + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+    measuring(START + textwrap.dedent(code))
 
 
 def test_modules_are_loaded_once_and_run_on_the_current_stream(with_kernels: Run) -> None:

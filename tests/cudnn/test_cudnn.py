@@ -1,5 +1,6 @@
 """Exactly the cuDNN algorithm that was requested: the real hook, policy and descriptors against a stand-in for cuDNN."""
 
+import textwrap
 from collections.abc import Callable
 
 import pytest
@@ -81,6 +82,11 @@ def test_transposed_convolutions_are_gradients(asking: Run) -> None:
     ask(conv_fprop_algo="gemm", fallback="error")
     error = refused(lambda: check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True))
     assert "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name" in error, error
+    ask()  # without a policy torch computes
+    log(cudnn)
+    own_calls.clear()
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    assert (log(cudnn), own_calls) == ([], ["forward", "backward"])
     """)
 
 
@@ -101,19 +107,6 @@ def test_what_is_not_supported_falls_back_as_requested(asking: Run) -> None:
     assert "fallback=error: nothing was computed" in refused(lambda: check(x, w))
     ask(conv_fprop_algo="reference", fallback="error")
     assert "conv_fprop_algo=reference" in refused(lambda: check(x, w))
-    """)
-
-
-@pytest.mark.full
-def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
-    asking("""
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    ask(conv_dgrad_algo="algo_0", conv_wgrad_algo="algo_3", deterministic=True, fallback="silent")
-    log(cudnn)
-    check(x, w)
-    assert not [line for line in log(cudnn) if "algo_0" in line or "algo_3" in line]
-    for row in rows():
-        assert "it adds in no fixed order, and deterministic=ON requires the same bits" in row.reasons[0]
     """)
 
 
@@ -142,6 +135,9 @@ def test_torchs_own_flags_hold(asking: Run) -> None:
     assert "torch.backends.cudnn.enabled is False" in rows()[-1].reasons[0]
     torch.backends.cudnn.enabled = True
     assert ran() == ["algo_0"]
+    ask(conv_dgrad_algo="algo_0", conv_wgrad_algo="algo_3", deterministic=True, fallback="silent")
+    assert ran() == []
+    assert all("adds in no fixed order, and deterministic=ON requires the same bits" in row.reasons[0] for row in rows()[-2:])
     """)
 
 
@@ -211,20 +207,6 @@ def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -
     """)
 
 
-def test_without_a_policy_torch_computes(asking: Run) -> None:
-    asking("""
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    ask(conv_fprop_algo="gemm")
-    check(x, w)
-    ask()
-    log(cudnn)
-    own_calls.clear()
-    check(x, w)
-    assert (log(cudnn), own_calls) == ([], ["forward", "backward"])
-    torch.nn.functional.conv2d(x, w)
-    """)
-
-
 @pytest.mark.full
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has cuDNN")
 def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> None:
@@ -242,3 +224,78 @@ def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> N
     from msctx.native import core
     assert core.cudnn_obstacle() == "libcudnn.so.9 is not loaded: this torch has no cuDNN 9"
     """)
+
+
+THREADS = """
+import faulthandler, itertools, threading
+from standin_driver import *
+driver = start_driver("f64")
+faulthandler.dump_traceback_later(90, exit=True)  # threads that wait for each other say where
+names = {"fprop": "implicit_gemm", "dgrad": "algo_1", "wgrad": "algo_3"}
+rules = "weight=6x4x5x5: fprop=fft_tiling, dgrad=fft_tiling; weight=4x1x3x3: fprop=direct; weight=6x4x2x2: fprop=gemm, dgrad=algo_0"
+ask(conv_algo_rules=rules, fallback="error", **{f"conv_{direction}_algo": name for direction, name in names.items()})
+threads, rounds = 4, 6
+shapes = {(6, 4, 3, 3): names}
+shapes[6, 4, 5, 5] = {**names, "fprop": "fft_tiling", "dgrad": "fft_tiling"}
+shapes[6, 4, 2, 2] = {**names, "fprop": "gemm", "dgrad": "algo_0"}
+shapes[4, 1, 3, 3] = {**names, "fprop": "direct"}
+"""
+
+
+def test_threads_at_once_get_what_is_right_and_are_all_counted(asking: Callable[[str], str]) -> None:
+    """Both through autograd, whose one thread of a device computes all gradients, and with gradients in the threads themselves.
+    Each meets all problems, in an order of its own: some at once for the first time."""
+    code = """
+    def problem(number, shape):
+        generator = torch.Generator().manual_seed(number)
+        x, w = (torch.randn(size, dtype=torch.float64, generator=generator) for size in ((2, 4, 9, 8), shape))
+        return x, w, 4 // shape[1]
+
+    def gradients(x, w, groups):
+        y = torch.nn.functional.conv2d(x, w, groups=groups)
+        geometry = [1, 1], [0, 0], [1, 1], False, [0, 0], groups
+        gx, gw, _ = torch.ops.aten.convolution_backward(2 * y, x, w, None, *geometry, [True, True, False])
+        return [y, gx, gw]
+
+    given = {key: problem(*key) for key in itertools.product(range(threads), shapes)}
+    exact = {key: gradients(*one) for key, one in given.items()}
+    start, wrong = threading.Barrier(threads), []
+
+    def work(number):
+        try:
+            start.wait()
+            for turn in range(rounds):
+                for at in range(len(shapes)):
+                    key = number, list(shapes)[(at + number // 2) % len(shapes)]
+                    x, w, groups = given[key]
+                    how = gradients if turn % 2 else lambda x, w, groups: compute(x, w, groups=groups)
+                    for one, truth in zip(how(*on_far(x, w), groups), exact[key], strict=True):
+                        torch.testing.assert_close(one.cpu(), truth)
+        except BaseException as error:
+            start.abort()
+            wrong.append(error)
+
+    log(cudnn), driver_log(driver)
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong, wrong
+
+    found = {}
+    for row in rows():
+        key = row.problem.weight, row.direction
+        assert row.ran == row.requested, row
+        assert key not in found, "one row a problem"
+        found[key] = row.ran, row.calls
+    assert found == {
+        (shape, direction): (name, threads * rounds) for shape, of in shapes.items() for direction, name in of.items()
+    }, found
+    ran, launched = log(cudnn), [line for line in driver_log(driver) if line != "load"]
+    assert len(launched) == threads * rounds, launched
+    assert all(line.startswith("depthwise_fprop_f64") for line in launched)
+    assert len(ran) + len(launched) == 3 * len(shapes) * threads * rounds
+    assert not own_calls
+    """
+    asking(THREADS + textwrap.dedent(code))

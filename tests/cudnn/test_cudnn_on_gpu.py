@@ -2,11 +2,10 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import families
 import pytest
 import torch
 from torch.nn import functional
@@ -86,67 +85,6 @@ def test_what_was_named_runs_and_is_right(direction: str, algorithm: str, dtype:
         assert "depthwise convolutions only" in row.reasons[0]
     else:
         assert row.ran == algorithm or row.reasons, "what did not run says why"
-
-
-@pytest.mark.parametrize(("direction", "algorithm"), ALL)
-def test_the_kernels_that_ran_are_of_the_family(direction: str, algorithm: str) -> None:
-    """Of one direction alone: kernels of another would speak for it."""
-    x, w = tensors()
-    groups = 16 if algorithm == "direct" else 1
-    if algorithm == "direct":
-        w = w[:, :1].contiguous()
-    g = functional.conv2d(x, w, padding=1, groups=groups)
-    geometry = [1, 1], [1, 1], [1, 1], False, [0, 0], groups
-    mask = [direction == "dgrad", direction == "wgrad", False]
-
-    def run() -> None:
-        if direction == "fprop":
-            functional.conv2d(x, w, padding=1, groups=groups)
-        else:
-            torch.ops.aten.convolution_backward(g, x, w, None, *geometry, mask)
-        torch.cuda.synchronize()
-
-    with msctx.context(**{f"conv_{direction}_algo": algorithm, "fallback": "silent"}) as ctx:  # type: ignore[arg-type]
-        run()  # once: kernels are loaded
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            run()
-    (row,) = ctx.choices()
-    if row.ran != algorithm and algorithm not in FLOAT[direction] | {"direct"}:
-        pytest.skip(f"not supported here: {row.reasons[0]}")
-    assert row.ran == algorithm, row.reasons
-    names = sorted({event.name for event in profile.events() or ()})
-    assert families.fits(algorithm, direction, names), names
-
-
-@pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_direct_is_our_own_kernel_where_each_channel_is_for_itself(dtype: torch.dtype, last: bool) -> None:
-    torch.manual_seed(0)
-    layout = torch.channels_last if last else torch.contiguous_format
-    x, w = torch.randn(4, 16, 27, 25), torch.randn(32, 1, 5, 5)
-    x, w = (t.to("cuda", dtype).contiguous(memory_format=layout) for t in (x, w))
-    with msctx.context(conv_fprop_algo="direct", fallback="error") as ctx:
-        found = compute(x, w, padding=2, groups=16)
-    exact = compute(x.cpu().double(), w.cpu().double(), padding=2, groups=16)
-    assert (found["fprop"].cpu().double() - exact["fprop"]).abs().max() <= BOUNDS[dtype] * exact["fprop"].abs().max()
-    (row,) = ctx.choices()
-    assert (row.ran, row.provider) == ("direct", "msctx")
-
-
-def test_the_workspace_is_in_the_allocators_statistics_and_its_limit_holds() -> None:
-    x, w = tensors(window=5)
-    with msctx.context(conv_fprop_algo="fft", fallback="silent") as ctx:
-        functional.conv2d(x, w)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        y = functional.conv2d(x, w)
-        (row,) = ctx.choices()
-        if row.ran != "fft":
-            pytest.skip(row.reasons[0])
-        assert torch.cuda.max_memory_allocated() - before >= row.workspace + y.nbytes
-    with msctx.context(conv_fprop_algo="fft", conv_workspace_limit=row.workspace - 1, fallback="silent") as ctx:
-        functional.conv2d(x, w)
-    assert "conv_workspace_limit" in ctx.choices()[0].reasons[0]
 
 
 def test_max_device_memory_leaves_a_large_workspace_out_and_the_result_is_right() -> None:
@@ -238,55 +176,3 @@ def test_compiled_code_and_autocast_go_the_same_way() -> None:
         ("implicit_gemm", "float32"),
         ("implicit_gemm", "bfloat16"),
     }
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, w: torch.cudnn_convolution(x, w, [1, 1], [1, 1], [1, 1], 1, False, False, False),
-        lambda x, w: torch.cudnn_convolution_transpose(x, w, [1, 1], [0, 0], [1, 1], [1, 1], 1, False, False, False),
-        lambda x, w: torch.cudnn_convolution_relu(x, w, None, [1, 1], [1, 1], [1, 1], 1),
-    ],
-    ids=["plain", "transposed", "relu"],
-)
-def test_operators_past_the_hook_are_counted_and_refused(call: Callable[..., torch.Tensor]) -> None:
-    x, w = torch.randn(2, 8, 9, 9, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
-    own = call(x, w)
-    with msctx.context(conv_fprop_algo="implicit_gemm", fallback="silent") as ctx:
-        assert torch.equal(call(x, w), own)
-    assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1)]
-    with (
-        msctx.context(conv_fprop_algo="implicit_gemm", fallback="error"),
-        pytest.raises(RuntimeError, match="cudnn_convolution"),
-    ):
-        call(x, w)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:Input #:UserWarning"
-)  # float32: exact enough, a difference of a bilinear function has no other error
-@pytest.mark.parametrize(
-    ("names", "dtype", "groups"),
-    [
-        (("implicit_gemm", "algo_1", "algo_1"), torch.float64, 1),
-        (("fft_tiling", "fft", "fft"), torch.float32, 1),
-        (("direct", "algo_1", "algo_1"), torch.float64, 2),
-    ],
-    ids=["gemm", "fft", "depthwise"],
-)
-def test_gradients_of_gradients(names: tuple[str, ...], dtype: torch.dtype, groups: int) -> None:
-    torch.manual_seed(0)
-    shapes = (1, 2, 5, 5), (2, 2 // groups, 3, 3)
-    x, w = (torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes)
-    how = {} if dtype == torch.float64 else {"eps": 0.5, "atol": 1e-3, "rtol": 1e-3}
-    requested = dict(zip(ALGORITHMS, names, strict=True))
-
-    def compute(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return functional.conv2d(x, w, groups=groups)
-
-    options = {f"conv_{direction}_algo": name for direction, name in requested.items()}
-    with msctx.context(**options, fallback="silent") as ctx:  # type: ignore[arg-type]
-        assert torch.autograd.gradcheck(compute, (x, w), **how)
-        first = {row.direction: row.ran for row in ctx.choices()}
-        assert torch.autograd.gradgradcheck(compute, (x, w), **how)
-    assert first == requested, "gradients of gradients are other problems, which an algorithm may refuse"

@@ -2,18 +2,11 @@
 
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-PRELUDE = f"""
-import sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-import standin
-from standin import *
-import torch, warnings
-torch.manual_seed(0)
-x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(4, 4, 3, 3)) if hasattr(torch, "far") else ()
+GIVEN = """
+x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(4, 4, 3, 3))
 aten = torch.ops.aten
 geometry = [1, 1], [1, 1], [1, 1]
 flags = 1, False, False, True
@@ -33,10 +26,9 @@ convolution; torch's own, by its address; another library's."""
 
 @pytest.mark.full
 @pytest.mark.parametrize("operator", ROUTES)
-def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> None:
+def test_it_is_counted_and_refused(asking: Callable[[str], str], operator: str) -> None:
     call, then = ROUTES[operator]
     code = f"""
-    start()
     def call():
         return {call}
     function = torch.conv_transpose2d if "transpose" in "{operator}" else torch.conv2d
@@ -61,17 +53,16 @@ def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> No
     ask()
     torch.testing.assert_close(call().cpu(), right)
     """
-    far(PRELUDE + textwrap.dedent(code))
+    asking(GIVEN + textwrap.dedent(code))
 
 
-def test_inside_torchs_own_path_it_is_part_of_that(far: Callable[..., str]) -> None:
+def test_inside_torchs_own_path_it_is_part_of_that(asking: Callable[[str], str]) -> None:
     """torch's own convolution calls cudnn_convolution: one call, one row, and under fallback="error" nobody is refused twice."""
     code = """
     def through_cudnn(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
         return aten.cudnn_convolution(x, w, padding, stride, dilation, groups, *flags[1:])
 
-    standin._convolution = through_cudnn
-    start()
+    standin._torchs_own.impl("convolution", through_cudnn, "PrivateUse1", allow_override=True)
     wide = torch.zeros(4, dtype=torch.float64).to(FAR)
     ask(conv_fprop_algo="gemm", fallback="silent")
     aten.convolution(x, w, wide, *geometry, False, [0, 0], 1)
@@ -82,4 +73,4 @@ def test_inside_torchs_own_path_it_is_part_of_that(far: Callable[..., str]) -> N
     torch.conv2d(x, w)
     assert direct_calls() == 1
     """
-    far(PRELUDE + textwrap.dedent(code))
+    asking(GIVEN + textwrap.dedent(code))

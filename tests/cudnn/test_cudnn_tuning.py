@@ -1,8 +1,6 @@
 """normal and performance on CUDA tensors: PyTorch's own path, and what is measured, when, and for how long it is kept."""
 
-import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 Run = Callable[[str], str]
 
@@ -20,13 +18,11 @@ def test_normal_is_pytorchs_own_path(asking: Run) -> None:
     """)
 
 
-def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    code = """
-    import json, os
+def test_performance_is_measured_once_and_kept_for_this_gpu_alone(measuring: Run) -> None:
+    measuring("""
+    import json
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    ask(conv_fprop_algo="performance", tuning_file=folder + "/tuning.json")
     log(cudnn)
     check(x, w)
     tried = {line.split()[1] for line in log(cudnn) if line.startswith("forward")}
@@ -36,7 +32,7 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     check(x, w)
     assert standin.core.loaded().measurements() == 1
     torch.backends.cudnn.allow_tf32 = False
-    ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=os.environ["MSCTX_TUNING_FILE"] + ".2")
+    ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=folder + "/2.json")
     check(x, w)
     torch.backends.cudnn.allow_tf32 = True
     log(cudnn)
@@ -44,24 +40,19 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     assert standin.core.loaded().measurements() == 3
     assert any(line.split()[2] == "default" for line in log(cudnn)), "what TF32 gains was not known"
     ask()
-    (group,) = json.load(open(os.environ["MSCTX_TUNING_FILE"]))["groups"]
+    (group,) = json.load(open(folder + "/tuning.json"))["groups"]
     assert group["stamp"]["isa"].startswith("cuDNN ")
     assert "driver" in group["stamp"]["flags"]
     assert len(group["entries"]) == 1
-    """
-    assert far_library  # a forked interpreter measures nothing
-    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+    """)
 
 
-def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
+def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(measuring: Run) -> None:
     """enable_small_channel."""
-    code = """
-    import os
+    measuring("""
     from dataclasses import fields
     import msctx
-    requested = {"enable_small_channel": 1, "tuning_file": os.environ["MSCTX_TUNING_FILE"]}
+    requested = {"enable_small_channel": 1, "tuning_file": folder + "/tuning.json"}
     policy = msctx.explain(requested, device="cuda").assignments["native.convolution.cuda"]
     ask(**{f.name: getattr(policy, f.name) for f in fields(policy)})
     few, many = ((torch.randn(2, channels, 7, 9), torch.randn(6, channels, 3, 3)) for channels in (3, 5))
@@ -72,20 +63,16 @@ def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(
     check(*few)
     assert standin.core.loaded().measurements() == 3
     assert {(row.direction, row.requested) for row in rows()} == {(d, "performance") for d in ("fprop", "dgrad", "wgrad")}
-    """
-    assert far_library  # a forked interpreter measures nothing
-    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+    """)
 
 
-def test_while_a_graph_is_recorded_nothing_is_measured(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
+def test_while_a_graph_is_recorded_nothing_is_measured(measuring: Run) -> None:
     """A problem that is first met then runs as by normal, and is measured when it is met again."""
-    code = """
-    import ctypes, os
+    measuring("""
+    import ctypes
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
     names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "performance")
-    ask(**names, tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    ask(**names, tuning_file=folder + "/tuning.json")
     recorder = ctypes.CDLL(standin.core.CUDA[1])
     recorder.standin_capture(1)
     for _ in range(2):
@@ -101,17 +88,13 @@ def test_while_a_graph_is_recorded_nothing_is_measured(
         check(x, w, padding=1)
         assert standin.core.loaded().measurements() == 3
     assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
-    """
-    assert far_library  # a forked interpreter measures nothing
-    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+    """)
 
 
-def test_problems_are_recorded_with_their_device_and_torchs_own_path_runs(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    code = """
-    import json, os, pathlib
-    folder = pathlib.Path(os.environ["FOLDER"])
+def test_problems_are_recorded_with_their_device_and_torchs_own_path_runs(measuring: Run) -> None:
+    measuring("""
+    import json, pathlib
+    folder = pathlib.Path(folder)
     names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "torch")
     torch.backends.cudnn.benchmark = True
     ask(**names, conv_allow_tf32=True, work_path=str(folder))
@@ -126,6 +109,4 @@ def test_problems_are_recorded_with_their_device_and_torchs_own_path_runs(
     assert {(e["threads"], e["permissions"], e["ran"]) for e in group["entries"]} == {
         (1, "strict, fp32-grade, tf32, torch benchmarks", "")
     }
-    """
-    assert far_library
-    passes(prelude + textwrap.dedent(code), env={"FOLDER": str(tmp_path)})
+    """)

@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from cases import CASES, DEPTHWISE, case
@@ -12,28 +11,24 @@ from checks import takes
 
 from kernels import DIRECTIONS, ROWS, Kernels
 from msctx.native.build import TILES, VECTORS
+from msctx.native.core import cpuinfo
 from msctx.shipped import KERNEL_SOURCES
 
 ABILITIES = KERNEL_SOURCES / "abilities.json"
 BEST_FIRST = ("amx_fp16", "amx", "avx512", "avx2", "generic")
 
 
-def test_table_is_that_of_the_source(kernels: Kernels) -> None:
-    here = tuple(map(str, kernels.rows))
+def test_the_table_is_that_of_the_source_on_every_isa(kernels: Kernels) -> None:
+    """A matrix unit has its rows before those that all have."""
+    here, plain = tuple(map(str, kernels.rows)), [str(row) for row in kernels.table("generic")]
+    has_unit = any(isa.startswith("amx") for isa in (*kernels.isas, *kernels.emulated))
     assert here == tuple(row for row in ROWS if row in here)
-    if any(isa.startswith("amx") for isa in (*kernels.isas, *kernels.emulated)):
-        assert here == ROWS
-    else:
-        assert all("tiles" in row for row in set(ROWS) - set(here)), "they are of a matrix unit"
+    assert all("tiles" in row for row in set(ROWS) - set(here)), "they are of a matrix unit"
+    assert (here == ROWS) == has_unit
     assert len(set(ROWS)) == len(ROWS) >= 23
-
-
-def test_table_of_every_isa(kernels: Kernels) -> None:
-    """The same on all that have vectors alone; a matrix unit has its rows before them."""
-    plain = kernels.table("generic")
     for isa in (*kernels.isas, *kernels.emulated):
-        table = kernels.table(isa)
-        assert [str(row) for row in table][-len(plain) :] == [str(row) for row in plain]
+        table = [str(row) for row in kernels.table(isa)]
+        assert table[-len(plain) :] == plain
         assert (len(table) > len(plain)) == isa.startswith("amx"), isa
 
 
@@ -73,33 +68,18 @@ def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
     assert json.loads(ABILITIES.read_text("utf-8")) == abilities
 
 
-def test_there_are_no_more_rows(kernels: Kernels) -> None:
-    assert not kernels.table("sse9")
-
-
-def test_isas_best_first(kernels: Kernels) -> None:
-    assert kernels.isas == [isa for isa in BEST_FIRST if isa in kernels.isas]
-    assert kernels.isas[-1] == "generic"
-    assert set(kernels.isas) <= {*VECTORS, *TILES} <= set(BEST_FIRST)
-
-
-def test_isas_are_those_that_linux_sees(kernels: Kernels) -> None:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    if not flags or "avx2" not in VECTORS:
-        pytest.skip("not an x86 processor")
-    assert ("avx2" in kernels.isas) == ({"avx2", "fma"} <= flags)
-    wide = {f"avx512{part}" for part in ("f", "bw", "dq", "vl", "cd")}
-    assert ("avx512" in kernels.isas) == ({"avx2", "fma"} | wide <= flags)
-
-
-def test_best_one_is_used_until_another_is_chosen(kernels: Kernels) -> None:
+def test_the_best_isa_that_linux_sees_is_used_until_another_is_chosen(kernels: Kernels) -> None:
     best = kernels.isas[0]
-    assert kernels.isa_in_use == best
+    assert kernels.isas == [isa for isa in BEST_FIRST if isa in kernels.isas]
+    assert (kernels.isa_in_use, kernels.isas[-1]) == (best, "generic")
+    assert set(kernels.isas) <= {*VECTORS, *TILES} <= set(BEST_FIRST)
+    if flags := {*cpuinfo().get("flags", "").split()}:
+        wide = {"avx2", "fma", *(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "cd"))}
+        assert ("avx2" in kernels.isas) == ({"avx2", "fma"} <= flags and "avx2" in VECTORS)
+        assert ("avx512" in kernels.isas) == (wide <= flags and "avx512" in VECTORS)
     try:
         for isa in kernels.isas:
             assert kernels.use_isa(isa)
-            assert kernels.isa_in_use == isa
             for unknown in ("", "sse9", "AVX2", isa + " ", isa[:-1]):
                 assert not kernels.use_isa(unknown), unknown
                 assert kernels.isa_in_use == isa

@@ -35,9 +35,15 @@ def epilogues(each: Case, op: int) -> list[Epilogue]:
         Epilogue(scale, shift, other, "relu"),
         Epilogue(scale, shift, other, "silu", adds_last=True),
         Epilogue(None, shift, other),
+        Epilogue(shift=shift),
         Epilogue(scale, activation="hardswish"),
         Epilogue(other=other, activation="clamp", low=0, high=6),
     ]
+
+
+def is_bias(e: Epilogue) -> bool:
+    """Whether it is a plain addition: exact, also where a row scales its images or computes them again."""
+    return e.shift is not None and e.scale is None and e.other is None and e.activation == "none"
 
 
 def right(x: np.ndarray[Any, Any], e: Epilogue) -> np.ndarray[Any, Any]:
@@ -90,6 +96,8 @@ def test_values_and_bits(kernels: Kernels, row: Row) -> None:
                 np.testing.assert_allclose(
                     result, expected, rtol=1e-6, atol=terms * 2**-22, err_msg=str((each, e.activation, isa))
                 )
+                if is_bias(e):
+                    np.testing.assert_array_equal(result, plain[last] + e.shift[:, None, None])
             if row.fixed_order and row.same_on_every_isa:
                 assert len({r.tobytes() for r in found.values()}) == 1, (each, e)
 
@@ -109,11 +117,15 @@ def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
             with np.errstate(invalid="ignore", over="ignore"):
                 expected = right(plain, e)
             np.testing.assert_array_equal(np.isnan(found), np.isnan(expected), f"{value} {e.activation}")
+            if is_bias(e):
+                np.testing.assert_array_equal(found, plain + e.shift[:, None, None])
     given = [t.copy() for t in stored(each)]
     given[image] *= np.float32(1e-38)
     for e in epilogues(each, row.op):
         plain, found = (kernels.run(row, each, given, epilogue=one) for one in (Epilogue(), e))
         np.testing.assert_allclose(found, right(plain, e), rtol=1e-6, atol=1e-6)
+        if is_bias(e):
+            np.testing.assert_array_equal(found, plain + e.shift[:, None, None])
 
 
 def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,6 +1,5 @@
 """The fingerprint of a weight: every change of its bytes changes it, and it is the same however it is computed."""
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -65,22 +64,3 @@ def test_same_on_every_isa_for_any_number_of_threads_and_at_any_place_in_memory(
         room[start : start + 700] = data
         found.add(kernels.fingerprint(room[start : start + 700], kernels.isas[0]))
     assert len(found) == 1
-
-
-def test_it_reads_nothing_beyond(kernels: Kernels) -> None:
-    """The bytes end where a page does, and the next one may not be read."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    page = 4096 * 16
-    start = libc.mmap(None, 2 * page, 3, 0x22, -1, 0)  # readable and writable, private, of no file
-    try:
-        assert libc.mprotect(start + page, page, 0) == 0
-        for size in (0, 1, 7, 63, 64, 65, 1000):
-            end = np.frombuffer((ctypes.c_char * page).from_address(start), np.uint8)[page - size :]
-            for isa in kernels.isas:
-                assert kernels.fingerprint(end, isa) == kernels.fingerprint(end.copy(), isa)
-    finally:
-        libc.munmap(start, 2 * page)

@@ -79,16 +79,6 @@ def same(one: Array, other: Array) -> bool:
 KINDS = ("any", "ties", "cancel", "denormal", "overflow", "special")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_fma_has_the_same_bits_with_and_without_an_instruction(kernels: Kernels, kind: str) -> None:
-    a, b, c = crafted(kind)
-    results = {isa: fma_by(kernels, isa, a, b, c) for isa in kernels.row(FORWARD, "gemm").isas}
-    assert "generic" in results
-    for isa, result in results.items():
-        assert same(result, results["generic"]), isa
-
-
 def nearest(exact: Fraction) -> float:
     """The float32 next to it, ties to even; infinite from half a unit above the largest on."""
     if exact == 0:
@@ -103,14 +93,17 @@ def ilog2(value: Fraction) -> int:
     return guess if Fraction(2) ** guess <= value else guess - 1
 
 
-@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_fma_is_rounded_once(kernels: Kernels, kind: str) -> None:
-    """Against exact fractions; where there is no other instruction set, this is all that says so."""
+def test_fma_is_rounded_once_with_and_without_an_instruction(kernels: Kernels, kind: str) -> None:
+    """The same bits on each instruction set, and of some against exact fractions."""
     a, b, c = crafted(kind)
-    result = fma_by(kernels, "generic", a, b, c)
+    results = {isa: fma_by(kernels, isa, a, b, c) for isa in kernels.row(FORWARD, "gemm").isas}
+    for isa, result in results.items():
+        assert same(result, results["generic"]), isa
     chosen = np.s_[::3, ::20]
-    for u, v, w, found in zip(*(t[chosen].ravel().tolist() for t in (a, b, c, result)), strict=True):
+    some = zip(*(t[chosen].ravel().tolist() for t in (a, b, c, results["generic"])), strict=True)
+    for u, v, w, found in some if kind != "special" else ():
         assert found == nearest(Fraction(u) * Fraction(v) + Fraction(w)), (u, v, w)
 
 

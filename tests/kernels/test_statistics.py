@@ -31,11 +31,13 @@ def drawn(size: int, seed: int, special: float) -> np.ndarray[Any, Any]:
 
 
 @property_of
-@given(st.integers(0, 1000) | st.integers(60_000, 70_000), st.integers(0, 99), st.sampled_from(DTYPES), st.floats(0, 0.3))
+@given(st.integers(0, 1000) | st.integers(60_000, 300_000), st.integers(0, 99), st.sampled_from(DTYPES), st.floats(0, 0.3))
 def test_statistics_are_those_of_numpy(kernels: Kernels, size: int, seed: int, dtype: str, special: float) -> None:
     memory, exact = stored(drawn(size, seed, special), dtype)
     finite = exact[np.isfinite(exact)]
     counts = [np.isnan(exact), exact == np.inf, exact == -np.inf, exact == 0, exact < 0]
+    found = [kernels.statistics(memory, DTYPES.index(dtype), isa, threads) for isa in kernels.isas for threads in (1, 3)]
+    assert all(one == found[0] for one in found), "they are the same bit for bit"
     for isa in kernels.isas:
         pieces, nonfinite = kernels.statistics(memory, DTYPES.index(dtype), isa)
         least, largest, total, squares, *found = zip(*pieces, strict=True) if pieces else ((),) * 10
@@ -45,17 +47,6 @@ def test_statistics_are_those_of_numpy(kernels: Kernels, size: int, seed: int, d
         assert ranges == ((finite.min(), finite.max()) if len(finite) else (np.inf, -np.inf)), isa
         assert abs(sum(total) - finite.sum()) <= 1e-12 * np.abs(finite).sum(), isa
         assert abs(sum(squares) - (finite**2).sum()) <= 1e-12 * (finite**2).sum(), isa
-
-
-@property_of
-@given(
-    st.integers(0, 1000) | st.integers(1, 300_000), st.integers(0, 99), st.sampled_from(DTYPES), st.sampled_from([0, 1e-4, 0.1])
-)
-def test_they_are_the_same_bit_for_bit(kernels: Kernels, size: int, seed: int, dtype: str, special: float) -> None:
-    """On every instruction set, for any number of threads."""
-    memory, number = stored(drawn(size, seed, special), dtype)[0], DTYPES.index(dtype)
-    found = [kernels.statistics(memory, number, isa, threads) for isa in kernels.isas for threads in (1, 3)]
-    assert all(one == found[0] for one in found)
 
 
 def test_sums_are_in_one_order(kernels: Kernels) -> None:

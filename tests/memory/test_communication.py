@@ -1,14 +1,10 @@
 """What two ranks send under options of communication, and when: DistributedDataParallel and FSDP2."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ranks import two_ranks
 
-from msctx.switches import SWITCHES
-
-Run = Callable[[str], None]
 BODY = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from msctx.memory import communication
@@ -42,21 +38,12 @@ def are_apart(found):
 """
 
 
-@pytest.fixture
-def ddp(tmp_path: Path) -> Run:
-    """Run ``test(rank)`` on two ranks, after BODY."""
-    return lambda code: two_ranks(tmp_path, BODY + code)
-
-
-@pytest.fixture
-def fsdp(tmp_path: Path) -> Run:
-    """Run ``test(rank)`` on two ranks, after SHARDED."""
-    return lambda code: two_ranks(tmp_path, SHARDED + code)
-
-
 @pytest.mark.full
-def test_gradients_are_reduced_when_and_as_the_options_say(ddp: Run) -> None:
-    ddp("""
+def test_gradients_are_reduced_when_and_as_the_options_say(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
 def test(rank):
     for more in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         model = parallel(**more)
@@ -87,13 +74,20 @@ def test(rank):
                 check(**what)
             check()
         assert model.process_group is group
-""")
 
+    # compiled models are acted on, too
+    model = parallel()
+    compiled = torch.compile(model, backend="aot_eager")
+    gradients = []
+    for options, sizes in (({}, SIZES), ({"hcom_parallel": False}, SIZES), ({BUNDLED: True}, [sum(SIZES)]), ({}, SIZES)):
+        with msctx.context(**options).watch(compiled):
+            model.zero_grad()
+            found = events(lambda: compiled(torch.full((2, 32), 1.0 + rank)).sum().backward())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        assert [size for _, size in sent(found)] == sizes and are_apart(found) is bool(options), found
+    assert all(all(map(torch.equal, gradients[0], other)) for other in gradients)
 
-@pytest.mark.full
-def test_large_bundles_are_sent_while_the_backward_pass_computes(ddp: Run) -> None:
-    ddp("""
-def test(rank):
+    # large bundles are sent while the backward pass computes
     model = parallel()
     _, expected = seen(model)
     communication.BUNDLE = 2 * 4 * SIZES[0]
@@ -101,12 +95,16 @@ def test(rank):
         found, gradients = seen(model)
     assert all(map(torch.equal, gradients, expected))
     assert [size for _, size in sent(found)] == [2 * SIZES[0]] * 2 and not are_apart(found), found
-""")
+""",
+    )
 
 
 @pytest.mark.full
-def test_what_programs_do_with_data_parallel_models(ddp: Run) -> None:
-    ddp("""
+def test_what_programs_do_with_data_parallel_models(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
 from torch.utils.checkpoint import checkpoint
 
 class Some(nn.Module):
@@ -165,12 +163,16 @@ def test(rank):
                 optimizer.step()
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *weights))
-""")
+""",
+    )
 
 
 @pytest.mark.full
-def test_hooks_of_programs_stay_and_are_named(ddp: Run) -> None:
-    ddp("""
+def test_hooks_of_programs_stay_and_are_named(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 def test(rank):
@@ -184,51 +186,8 @@ def test(rank):
                 assert not are_apart(seen(model)[0])
         (text,) = [str(one.message) for one in caught]
         assert hook in text and "enable_grad_comm_opt" in text, text
-""")
-
-
-@pytest.mark.full
-def test_compiled_models_are_acted_on(ddp: Run) -> None:
-    ddp("""
-def test(rank):
-    model = parallel()
-    compiled = torch.compile(model, backend="aot_eager")
-    gradients = []
-    for options, sizes in (({}, SIZES), ({"hcom_parallel": False}, SIZES), ({BUNDLED: True}, [sum(SIZES)]), ({}, SIZES)):
-        with msctx.context(**options).watch(compiled):
-            model.zero_grad()
-            found = events(lambda: compiled(torch.full((2, 32), 1.0 + rank)).sum().backward())
-        gradients.append([p.grad.clone() for p in model.parameters()])
-        assert [size for _, size in sent(found)] == sizes and are_apart(found) is bool(options), found
-    assert all(all(map(torch.equal, gradients[0], other)) for other in gradients)
-""")
-
-
-@pytest.mark.full
-def test_models_are_acted_on_while_somebody_watches_them(ddp: Run) -> None:
-    ddp("""
-def test(rank):
-    model = parallel()
-    around = nn.Sequential(model)
-    with msctx.context(hcom_parallel=False):
-        with msctx.context().watch(around):
-            assert are_apart(seen(model)[0])
-            with msctx.context().watch(model):
-                assert are_apart(seen(model)[0])
-            assert are_apart(seen(model)[0])
-        assert not are_apart(seen(model)[0])
-""")
-
-
-@pytest.mark.parametrize(
-    "name", ["gradients_postponed", "gradients_bundled", "gathered_ahead_forward", "gathered_ahead_backward"]
-)
-def test_without_models_nothing_is_done(name: str) -> None:
-    switch = SWITCHES[f"models.{name}"]
-    found = switch.read()
-    for value in (True, False, found):
-        switch.write(value)
-        assert switch.read() is value
+""",
+    )
 
 
 SHARDED = """
@@ -268,8 +227,11 @@ def lists(model):
 
 
 @pytest.mark.full
-def test_weights_are_gathered_when_the_options_say(fsdp: Run) -> None:
-    fsdp("""
+def test_weights_are_gathered_when_the_options_say(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        SHARDED
+        + """
 def test(rank):
     model = sharded()
     found = [id(one) for pair in lists(model) for one in pair]
@@ -301,12 +263,16 @@ def test(rank):
     for on, expected in ((True, "ggm"), (False, "gmmmg")):
         with msctx.context(**{BACKWARD: on}).watch(model):
             assert passes(model)[1].startswith(expected), passes(model)
-""")
+""",
+    )
 
 
 @pytest.mark.full
-def test_what_a_program_has_set_comes_back_and_stays(fsdp: Run) -> None:
-    fsdp("""
+def test_what_a_program_has_set_comes_back_and_stays(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        SHARDED
+        + """
 def test(rank):
     model = sharded()
     first, second, third, _ = model.blocks
@@ -331,4 +297,5 @@ def test(rank):
             pass
     (text,) = [str(one.message) for one in caught]
     assert "no effect on FSDP modules" in text
-""")
+""",
+    )

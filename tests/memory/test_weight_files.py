@@ -1,8 +1,6 @@
 """external_weight: parameters of watched models mapped from files."""
 
-import os
 import resource
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,12 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("tmp_weight_*/weight_*"))
 
 
-def test_equal_weights_of_two_models_are_in_one_file(work_path: Path) -> None:
+def mapped(folder: Path) -> set[str]:
+    """The files of a folder that are mapped into this process."""
+    return {found for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in (found := line[73:].strip())}
+
+
+def test_equal_weights_of_two_models_are_mapped_from_one_file(work_path: Path) -> None:
     one, other, third = network(), network(), nn.Linear(3, 3)
     with msctx.context(external_weight=True) as ctx:
         for model in (one, other, third):
@@ -40,30 +43,9 @@ def test_equal_weights_of_two_models_are_in_one_file(work_path: Path) -> None:
         contents = {p.detach().numpy().tobytes() for model in (one, other, third) for p in model.parameters()}
         assert len(files(work_path)) == len(contents)
         assert {path.stat().st_size for path in files(work_path)} == {len(content) for content in contents}
+        assert mapped(work_path) == {str(path) for path in files(work_path)}
         assert torch.equal(one.eval()(X), other.eval()(X))
-    assert files(work_path) == []
-    assert [*work_path.iterdir()] == []
-
-
-def mappings(folder: Path) -> dict[str, int]:
-    """How often each file of a folder is mapped into this process."""
-    found: dict[str, int] = {}
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")[2]
-        if f"/{path}".startswith(str(folder)):
-            found[path] = found.get(path, 0) + 1
-    return found
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the system does not tell what is mapped")
-def test_parameters_are_mapped_and_unmapped(work_path: Path) -> None:
-    with msctx.context(external_weight=True) as ctx:
-        ctx.watch(network())
-        ctx.watch(model := network())
-        held = [parameter.data for parameter in model.parameters()]
-        assert len(mappings(work_path)) == len(files(work_path))
-        del held
-    assert mappings(work_path) == {}
+    assert files(work_path) == [*work_path.iterdir()] == [*mapped(work_path)] == []
 
 
 def test_training_one_model_leaves_the_other_and_the_file(work_path: Path) -> None:
@@ -122,21 +104,6 @@ def test_identity_strides_dtypes_and_odd_shapes_stay() -> None:
     assert {name: found[name].stride() for name in strides} == strides
 
 
-def test_models_that_are_watched_later_and_a_scope_inside_a_scope(work_path: Path) -> None:
-    model = network()
-    with msctx.context(external_weight=True) as ctx:
-        assert files(work_path) == []
-        ctx.watch(model)
-        count = len(files(work_path))
-        assert count
-        with msctx.context(external_weight=False):
-            assert files(work_path) == []
-        assert len(files(work_path)) == count
-        ctx.watch(model)
-        assert len(files(work_path)) == count
-    assert files(work_path) == []
-
-
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_changes(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (work_path / "file").write_text("")
     monkeypatch.setenv("ASCEND_WORK_PATH", str(work_path / "file"))
@@ -170,17 +137,6 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Pa
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     with ctx:
         assert len(files(work_path)) == 4
-
-
-def test_a_folder_that_somebody_removed_is_made_anew(work_path: Path) -> None:
-    with msctx.context(external_weight=True) as ctx:
-        ctx.watch(network())
-        for folder in work_path.iterdir():
-            shutil.rmtree(folder)
-        ctx.watch(model := network())
-        assert len(files(work_path)) == 6
-        assert model(X).shape == (2, 10)
-    assert [*work_path.iterdir()] == []
 
 
 def test_what_somebody_else_holds_stays_where_it_is() -> None:

@@ -172,27 +172,6 @@ def test_what_the_program_lays_itself_inside_stays() -> None:
     assert model.weight.stride() == mine.stride()
 
 
-def test_a_model_watched_by_another_context_and_one_that_is_gone() -> None:
-    model, other = net(), net()
-    found = strides(model)
-    with msctx.context(variable_format_optimize=True):
-        with msctx.context() as inner:
-            inner.watch(model)
-            inner.watch(other)
-            assert strides(model) != found
-            del other
-        assert strides(model) == found
-    assert not parameters.FORMAT.before
-
-
-def test_choices_still_name_the_module() -> None:
-    model = net()
-    with msctx.context(variable_format_optimize=True, conv_fprop_algo="normal") as ctx, torch.no_grad():
-        ctx.watch(model)
-        model(IMAGES)
-    assert {row.module for row in ctx.choices()} == {"0", "2"}
-
-
 def test_memory_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = net(), []
     found = strides(model)

@@ -1,7 +1,5 @@
 """Convolutions for tests: problems, what they are in float64, and what a context did with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,7 +33,7 @@ quiet = pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning")
 each_row = pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" for d, n in ROWS])
 
 
-def asking(direction: str, name: str, **more: Any) -> msctx.Context:
+def asking(direction: str, name: str, **more: Any) -> "msctx.Context":
     """A context that requests one row."""
     return msctx.context(**{f"conv_{direction}_algo": name}, **more)
 

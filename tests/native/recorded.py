@@ -1,7 +1,5 @@
 """What PyTorch's dispatcher was given, below the casts; and PyTorch's own samples of its operators."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types
@@ -15,25 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from msctx.options.precision_rules import MODES
 
-MOVES = [
-    "_to_copy",
-    "detach",
-    "t",
-    "view",
-    "transpose",
-    "expand",
-    "_unsafe_view",
-    "permute",
-    "reshape",
-    "clone",
-    "ones_like",
-    "alias",
-    "flip",
-    "unsqueeze",
-    "squeeze",
-    "select",
-    "slice",
-]
+MOVES = (
+    "_to_copy detach t view transpose expand _unsafe_view permute reshape clone ones_like alias flip unsqueeze squeeze select "
+    "slice"
+)
 QUICK = ("force_fp16", "allow_mix_precision_bf16")
 each_mode = pytest.mark.parametrize("mode", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.full) for m in MODES])
 
@@ -50,7 +33,7 @@ class Recorded(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name == "_to_copy":
             self.casts += 1
-        elif name not in MOVES:
+        elif name not in MOVES.split():
             found = [t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
             self.calls.append((name, tuple(found)))
         return func(*args, **(kwargs or {}))

@@ -1,13 +1,11 @@
 """Host memory that is counted: caps that hold, large blocks that are used again, tensors that cross the borders of a scope."""
 
-from __future__ import annotations
-
-import copy
 import gc
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_device
 import pytest
 import torch
 
@@ -124,31 +122,6 @@ def test_without_reuse_nothing_is_kept_and_no_address_comes_again(size: int, tmp
     assert len(taken) == 500
 
 
-def test_tensors_cross_both_borders_of_a_scope() -> None:
-    with msctx.context(max_device_memory="64MB"):
-        made = torch.arange(4 * MB)
-    assert memory.statistics()["current_bytes"] == 32 * MB
-    made.resize_(16 * MB)  # by the allocator that it began with, without a cap
-    assert bool((made[: 4 * MB] == torch.arange(4 * MB)).all())
-    with msctx.context(max_device_memory="400MB"):
-        assert cap()["current_bytes"] == 0
-        made.resize_(32 * MB)  # that memory is allocated inside
-        assert cap()["current_bytes"] == 256 * MB
-        del made
-        assert cap()["current_bytes"] == 0
-
-
-def test_what_takes_its_memory_past_all_allocators_is_not_counted() -> None:
-    """docs/how-to/memory.md lists it."""
-    with msctx.context(max_device_memory="64MB"):
-        made = torch.arange(MB)
-        others = [copy.deepcopy(made), torch.UntypedStorage(8 * MB)]
-        assert cap()["current_bytes"] == 8 * MB
-        others.append(made.share_memory_())
-        assert cap()["current_bytes"] == 0
-        del others
-
-
 def test_looking_at_memory_takes_none_of_it(passes: Callable[[str], str]) -> None:
     passes("""
         import torch, msctx
@@ -157,3 +130,129 @@ def test_looking_at_memory_takes_none_of_it(passes: Callable[[str], str]) -> Non
             (cap,) = msctx.memory_stats()["caps"]
             assert (cap["peak_bytes"], cap["allocations"]) == (2**26, 1), cap
     """)
+
+
+# --- what the process may have ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "group"), [(0, "0::/a/b"), (1, "8:memory:/a/b")], ids=["control groups, version 2", "version 1"]
+)
+def test_the_tightest_of_the_groups_around_a_process_counts(
+    version: int, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's files, laid out elsewhere."""
+    root = tmp_path / ("", "memory")[version]
+    _, _, cap, used, pages = memory.FILES[version]
+    for folder, allowed, taken in (
+        ("a/b", "max" if version == 0 else str(2**63 - 4096), 50),
+        ("a", "100", 90),
+        ("", "1000", 90),
+    ):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in ((cap, f"{allowed}\n"), (used, f"{taken}\n"), ("memory.stat", f"anon 1\n{pages} 30\n")):
+            (root / folder / name).write_text(text)
+    (tmp_path / "cgroup").write_text(f"9:cpu:/a\n{group}\n")
+    real, places = Path, (tmp_path, tmp_path / "memory")
+    monkeypatch.setattr(memory, "Path", lambda text: real(tmp_path / "cgroup") if text == "/proc/self/cgroup" else real(text))
+    files = [(sign, where, *names) for (sign, _, *names), where in zip(memory.FILES, places, strict=True)]
+    monkeypatch.setattr(memory, "FILES", files)
+    assert memory.share_left() == pytest.approx(0.4)
+    assert memory.free_bytes() == 40
+
+
+def test_ulimit_counts(passes: Callable[..., str]) -> None:
+    passes("""
+        import resource
+        from pathlib import Path
+        from msctx.native import memory
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + used // 9, resource.RLIM_INFINITY))
+        assert memory.share_left() < 0.2 and memory.free_bytes() <= used // 9
+    """)
+
+
+# --- memory whose holder does not know where it came from, as oneDNN's --------------------------------------------------
+
+
+COMMON = """
+import atexit, gc, itertools, threading, warnings
+import torch, torch.utils.mkldnn, msctx
+from torch import nn
+
+warnings.simplefilter("ignore")
+
+def mkldnn_tensor():
+    tensor = torch.randn(64, 64, 32, 32).to_mkldnn()
+    return tensor, tensor.relu(), tensor + tensor, torch.randn(3).to_mkldnn()
+
+def lstm():
+    model = nn.LSTM(32, 64, 2).eval()
+    with torch.no_grad():
+        return model, model(torch.randn(5, 4, 32))
+
+def trained():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.ConvTranspose2d(16, 3, 3)).bfloat16()
+    model(torch.randn(2, 3, 32, 32).bfloat16()).square().sum().backward()
+    return model
+
+USERS = mkldnn_tensor, lstm, trained
+"""
+
+
+def test_it_is_released_on_the_other_side_of_a_border(passes: Callable[..., str]) -> None:
+    passes(f"""{COMMON}
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+held = []
+for make in USERS:
+    for made, released in itertools.product((lambda work: work(), in_thread), repeat=2):
+        made(lambda: held.append(make()))
+        with msctx.context(max_device_memory="1GB"):
+            released(held.clear)
+            made(lambda: held.append(make()))
+            with msctx.context(max_device_memory="1GB"):
+                make()
+            kept = make()
+        released(held.clear)
+        del kept
+    gc.collect()
+    stats = msctx.memory_stats()
+    assert stats["current_bytes"] == stats["idle_bytes"] == 0, (make, stats)
+
+before = [make() for make in USERS]  # left when the interpreter ends
+entered = msctx.context(max_device_memory="1GB")
+entered.__enter__()
+inside = [make() for make in USERS]
+atexit.register(lambda: (before.pop(), inside.pop()))
+""")
+
+
+def test_one_that_comes_inside_a_scope_ends_the_cap_and_stays_and_refuses_the_next(passes: Callable[..., str]) -> None:
+    """The other library is compiled in some seconds, and then kept."""
+    if why := fake_device.obstacle():
+        pytest.skip(why)
+    passes(f"""
+import ctypes, warnings, torch, msctx
+other = ctypes.CDLL({str(fake_device.library(Path(__file__).with_name("other_allocator.cpp")))!r})
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    with msctx.context(max_device_memory="1MB"):
+        held = torch.ones(2**19, dtype=torch.uint8)
+        other.take(0)
+        torch.empty(2**21, dtype=torch.uint8)
+        assert msctx.memory_stats()["caps"][0]["current_bytes"] == 2**19
+assert any("native.memory_pool" in str(w.message) for w in found), found
+assert other.is_in_force() and int(held.sum()) == 2**19
+del held
+assert msctx.memory_stats()["current_bytes"] == 0
+try:
+    with msctx.context(max_device_memory="1MB"):
+        raise AssertionError
+except msctx.errors.SwitchError as error:
+    assert "another library has put an allocator of its own in place of torch's. Nothing was changed" in str(error), error
+assert other.is_in_force() and msctx.memory_stats()["caps"] == []
+""")

@@ -1,8 +1,6 @@
 """Compiled code: inductor and aot_eager forward and backward, dynamic shapes, and what inductor must not do meanwhile."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +10,11 @@ from torch import Tensor, nn
 
 import msctx
 
-pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "afresh", "plain_state", "torch_as_found"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 DIRECTIONS = {"fprop": "gemm", "dgrad": "algo_1", "wgrad": "algo_1"}
-
-
-@pytest.fixture
-def fresh_dynamo(plain_state: Callable[[], Any], torch_as_found: None) -> Iterator[None]:
-    """Compiled functions of other tests are none of this one's."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def network() -> nn.Module:
@@ -39,7 +32,7 @@ def gradients(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> 
     return [y.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def counted(ctx: msctx.Context) -> dict[str, int]:
+def counted(ctx: "msctx.Context") -> dict[str, int]:
     found: dict[str, int] = {}
     for row in ctx.choices():
         assert row.ran == DIRECTIONS[row.direction]
@@ -70,19 +63,13 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     def settings() -> tuple[bool, bool]:
         return bool(config.freezing), bool(config.cpp_wrapper)
 
-    before = settings()
     with config.patch(freezing=True, cpp_wrapper=True):
         with asking("fprop", "gemm"):
+            with asking("dgrad", "algo_1"), config.patch(freezing=True, cpp_wrapper=True):
+                assert settings() == (False, True), "AOTInductor patches it, and fails without"
             assert settings() == (False, False)
-            with asking("dgrad", "algo_1"):
-                assert settings() == (False, False)
-                with config.patch(freezing=True, cpp_wrapper=True):
-                    assert settings() == (False, True), "AOTInductor patches it, and fails without"
-            assert settings() == (False, False)
-        assert settings() == (True, True)
         with msctx.context(deterministic="ON"):
             assert settings() == (True, True)
-    assert settings() == before
 
 
 @pytest.mark.parametrize(
@@ -137,23 +124,6 @@ def test_rules_by_module_find_the_weights_of_the_model(is_compiled_before: bool)
         ctx.watch(call)
         call(x).sum().backward()
     assert {(row.module, row.direction, row.ran) for row in ctx.choices()} == {("1", "fprop", "gemm"), ("1", "wgrad", "algo_1")}
-
-
-@pytest.mark.full
-def test_frozen_code_from_before_is_counted_and_refused() -> None:
-    from torch._inductor import config
-
-    model, x = network().eval(), torch.randn(2, 3, 9, 8)
-    with torch.no_grad(), config.patch(freezing=True):
-        call = torch.compile(model)
-        right = call(x)
-    with torch.no_grad(), asking("fprop", "gemm", fallback="silent") as ctx:
-        torch.testing.assert_close(call(x), right)
-    assert {(row.requested, row.ran, row.provider, row.calls) for row in ctx.choices()} == {("gemm", "torch", "torch", 1)}
-    assert len(ctx.choices()) == 2
-    assert all("mkldnn::_convolution_pointwise" in row.reasons[0] for row in ctx.choices())
-    with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):
-        call(x)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,24 @@
 """Compiled functions never run under a policy they were not compiled for: in this process, or from a warm cache on disk."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import torch.compiler.config as compiler_config
+from context_helpers import Elsewhere
 from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
 from msctx.native import precision
+from msctx.torch_config import override
 
-pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "afresh", "plain_state", "torch_as_found"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture
-def fresh_dynamo(plain_state: Callable[[], Any], torch_as_found: None) -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def square(x):
@@ -156,3 +152,44 @@ def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
         found, counted = passes(CODE.format(modes=modes), env=variables).split("\n")[:2]
         assert found == str([f"torch.{dtype}" for dtype in dtypes])
         assert counted == f"{hits} {misses}"
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def tag_and_disabled() -> tuple[object, object]:
+    return override(compiler_config, precision.TAG), override(compiler_config, precision.DISABLED)
+
+
+def key() -> tuple[str, bool]:
+    return compiler_config.cache_key_tag, compiler_config.force_disable_caches
+
+
+@pytest.mark.parametrize("leaves_first", [0, 1])
+def test_threads_that_ask_for_different_things_share_no_code(leaves_first: int) -> None:
+    before = tag_and_disabled()
+    with Elsewhere() as one, Elsewhere() as other:
+        threads, blocks = (one, other), [msctx.context(precision_mode=m) for m in ("force_fp16", "allow_mix_precision_bf16")]
+        alone = threads[0].do(lambda: (blocks[0].__enter__(), key())[1])
+        assert alone[0]
+        assert not alone[1]
+        threads[1].do(blocks[1].__enter__)
+        tags, disabled = zip(*(thread.do(key) for thread in threads), strict=True)
+        assert len(set(tags)) == 2 or all(disabled)
+        first, last = leaves_first, 1 - leaves_first
+        threads[first].do(blocks[first].__exit__)
+        tag, is_disabled = threads[last].do(key)
+        assert "msctx-precision" in tag
+        assert not is_disabled
+        threads[last].do(blocks[last].__exit__)
+        assert tag_and_disabled() == before
+        assert {thread.do(key) for thread in threads} == {key()}
+
+
+def test_threads_that_ask_for_the_same_share_it() -> None:
+    before, block = tag_and_disabled(), msctx.context(precision_mode="force_fp16")
+    with Elsewhere() as thread, msctx.context(precision_mode="force_fp16"):
+        assert thread.do(lambda: (block.__enter__(), key())[1]) == key()
+        assert not compiler_config.force_disable_caches
+        thread.do(block.__exit__)
+    assert tag_and_disabled() == before

@@ -1,7 +1,5 @@
 """batch_invariant and thread_invariant over many batches and numbers of threads: the bits of a row are those of the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,32 +106,35 @@ def test_gradients_have_the_same_bits_for_any_number_of_threads(name: str) -> No
         assert all(map(torch.equal, found[0], other))
 
 
+def compared(run: Callable[..., list[Tensor]], has_truth: bool = True) -> None:
+    """Under an invariance what *run* gives is as exact as torch's, and laid alike."""
+    ours = run(torch.float32, batch_invariant=True, strict=True)
+    for found, plain in zip(ours, run(torch.float32), strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+        assert found.stride() == plain.stride()
+    for found, exact in zip(ours, run(torch.float64), strict=True) if has_truth else ():
+        torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2)], ids=["", "grouped"])
-def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike(heads: tuple[int, int]) -> None:
-    """Values, states and all gradients; a mask that leaves a row nothing; and a backward pass after the block."""
+def test_lstm_and_attention_are_as_exact_as_torchs(heads: tuple[int, int]) -> None:
+    """Values, states and all gradients, also after the block; a mask that leaves a row nothing."""
     lstm = torch.nn.LSTM(10, 9, 2, bidirectional=True)
     mask = torch.rand(7, 5) > 0.3
     mask[2] = False
 
-    def both(dtype: torch.dtype, context: msctx.context | None = None) -> list[Tensor]:
+    def run(dtype: torch.dtype, **options: Any) -> list[Tensor]:
         torch.manual_seed(1)
         lstm.to(dtype)
         sizes = ((3, 10), (heads[0], 7, 8), (heads[1], 5, 8), (heads[1], 5, 8))
         x, q, k, v = (torch.randn(2, *size).to(dtype).requires_grad_() for size in sizes)
-        with context or msctx.context():
+        with msctx.context(**options):
             y, (h, c) = lstm(x)
             out = fn.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-            loss = (y.square().sum() + h.sum() + c.sum()).double() + out.square().sum()
+        loss = (y.square().sum() + h.sum() + c.sum()).double() + out.square().sum()
         return [y, h, c, out, *torch.autograd.grad(loss, [x, q, k, v, *lstm.parameters()])]
 
-    right, own, ours = (
-        both(torch.float64),
-        both(torch.float32),
-        both(torch.float32, msctx.context(batch_invariant=True, strict=True)),
-    )
-    for exact, found, plain in zip(right, ours, own, strict=True):
-        torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-5)
-        assert found.stride() == plain.stride()
+    compared(run)
 
 
 @pytest.mark.parametrize(
@@ -141,23 +142,17 @@ def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike(heads: tuple[i
 )
 @pytest.mark.filterwarnings("error:.*an autograd kernel was not registered")
 def test_a_packed_lstm_is_as_exact_as_torchs(how: dict[str, Any]) -> None:
-    """Values, states and all gradients of sequences of 5, 3, 3 and 1 steps."""
+    """Sequences of 5, 3, 3 and 1 steps."""
     lstm = torch.nn.LSTM(10, 9, **how)
 
-    def both(dtype: torch.dtype, context: msctx.context | None = None) -> list[Tensor]:
+    def run(dtype: torch.dtype, **options: Any) -> list[Tensor]:
         torch.manual_seed(1)
         x = torch.randn(5, 4, 10).to(dtype).requires_grad_()
-        with context or msctx.context():
-            lstm.to(dtype)
-            given = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 3, 1]))
-            torch.manual_seed(3)
-            y, (h, c) = lstm(given)
-            loss = y.data.square().sum() + h.sum() + c.sum()
+        given = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 3, 1]))
+        torch.manual_seed(3)
+        with msctx.context(**options):
+            y, (h, c) = lstm.to(dtype)(given)
+        loss = y.data.square().sum() + h.sum() + c.sum()
         return [y.data, h, c, *torch.autograd.grad(loss, [x, *lstm.parameters()])]
 
-    ours = both(torch.float32, msctx.context(batch_invariant=True, strict=True))
-    for found, plain in zip(ours, both(torch.float32), strict=True):
-        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
-    if "dropout" not in how:  # masks of float64 are other ones
-        for found, exact in zip(ours, both(torch.float64), strict=True):
-            torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-5)
+    compared(run, has_truth="dropout" not in how)  # masks of float64 are other ones

@@ -1,31 +1,22 @@
-"""Watched modules that rules name: whose, in which threads, how they are left, and what it costs to enter."""
-
-from __future__ import annotations
+"""Precision rules for modules act on the models that are watched, in each thread, however a module is left, compiled or not."""
 
 import gc
-import threading
-from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from context_helpers import in_thread
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import module_calls, precision_regions, watched
+from msctx.native import module_calls
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
-UNMATCHED = "no module is named 0"
 unmatched_is_fine = pytest.mark.filterwarnings("ignore:.*no module is named")
-
-
-@pytest.fixture
-def ctx():
-    """Open, and without options."""
-    with msctx.context() as entered:
-        yield entered
 
 
 @pytest.fixture
@@ -41,7 +32,7 @@ def is_around() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left(afresh):
     yield
     msctx.reset_context()
     assert not is_around()
@@ -53,8 +44,8 @@ def customs(tmp_path):
     return dtypes(tmp_path / "dtypes.cfg", "0")
 
 
-def dtypes(path, name):
-    path.write_text(f"{name}::InputDtype:float16,float16,OutputDtype:float16\n")
+def dtypes(path, name, result="float16"):
+    path.write_text(f"{name}::InputDtype:float16,float16,OutputDtype:{result}\n")
     return {"customize_dtypes": str(path)}
 
 
@@ -70,66 +61,7 @@ class Seen(nn.Module):
         return x * x
 
 
-def test_no_entry_looks_at_the_modules(monkeypatch, customs):
-    """Nor does a context that watches the model again: the first call of a module does, for each entry."""
-    model, ctx, looks = nn.Sequential(*(nn.ReLU() for _ in range(100))), msctx.context(**customs), []
-    ctx.watch(model)
-    with ctx:  # where it loads the core, that looks once
-        pass
-    monkeypatch.setattr(watched, "paths_of", lambda *args, found=watched.paths_of: (looks.append("all"), found(*args))[1])
-    monkeypatch.setattr(
-        precision_regions, "_inside", lambda *args, found=precision_regions._inside: (looks.append("one"), found(*args))[1]
-    )
-    for _ in range(3):
-        with ctx, msctx.context().watch(model):
-            pass
-    assert looks == ["all"] * 3, "of watch()"
-    with ctx:
-        model[0](X)
-        model[1](X)
-    assert looks[3:] == ["all", "one", "one"]
-
-
 # --- whose modules ----------------------------------------------------------------------------------------------------
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-
-def acts_on(model: nn.Module) -> bool:
-    """Whether the rule for the module 0 acts in a forward pass."""
-    with msctx.context() as ctx:
-        model(X)
-    return "0" in {row.module for row in ctx.precisions()}
-
-
-def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
-    model, ctx = net(), msctx.context()
-    with ctx.watch(model):
-        pass
-    later = msctx.context(**rules)
-    later.__enter__()
-    assert not acts_on(model)
-    with pytest.warns(msctx.MsctxWarning, match=UNMATCHED):
-        later.__exit__()
-    with later:
-        with ctx:
-            assert acts_on(model)
-        assert not acts_on(model)
-    with ctx, msctx.context(**rules):
-        assert acts_on(model)
-
-
-def test_a_bound_function_acts_on_the_models_of_its_context(rules):
-    model, other, found = net(), net(), []
-    ctx = msctx.context(**rules)
-    ctx.watch(model)
-    with ctx:
-        bound = ctx.bind(lambda: found.extend([acts_on(model), acts_on(other)]))
-        in_thread(bound)
-    bound()
-    assert found == [True, False] * 2
 
 
 @unmatched_is_fine
@@ -159,74 +91,7 @@ def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(cust
         gc.collect()
 
 
-@pytest.mark.full
-def test_compiled_code_sees_models_that_come_and_go(rules, passes):
-    """Also where a policy was in force before Dynamo was loaded: each step finds what the first has compiled."""
-    code = f"""
-    import sys, torch, msctx
-    from torch import nn
-
-    net, ctx = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), msctx.context()
-    ctx.watch(net)
-    with msctx.context(**{rules!r}) as outer:
-        assert "torch._dynamo" not in sys.modules
-        compiled = torch.compile(net, backend="eager")
-        from torch._dynamo.utils import counters
-        for step in range(4):
-            compiled(torch.ones(2, 4))
-            with ctx:
-                compiled(torch.ones(2, 4))
-            print(counters["stats"]["unique_graphs"], sum(row.calls for row in outer.precisions() if row.module))
-    """
-    graphs, calls = zip(*(map(int, line.split()) for line in passes(code).splitlines()), strict=True)
-    assert len({*graphs}) == 1
-    assert [more - less for less, more in pairwise(calls)] == [1, 1, 1]
-
-
 # --- threads ----------------------------------------------------------------------------------------------------------
-
-
-class Gate(nn.Module):
-    """Waits in its forward pass until it may go on; notes in which dtypes it computes before and after that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_inside, self.may_go_on = threading.Event(), threading.Event()
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append((x @ x.t()).dtype)
-        self.is_inside.set()
-        assert self.may_go_on.wait(30)
-        self.seen.append((x @ x.t()).dtype)
-        return x
-
-    def thread(self, work):
-        """A thread that does *work*, once it waits here."""
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert self.is_inside.wait(30)
-        return thread
-
-
-@unmatched_is_fine
-def test_rules_that_come_while_another_thread_is_inside(tmp_path):
-    """What it leaves without having entered is not what is around that."""
-    gate, after = Gate(), Seen()
-    model = nn.Sequential(nn.Sequential(gate, after))
-
-    def work():
-        with msctx.context(**dtypes(tmp_path / "outer.cfg", "0")):
-            model(X)
-
-    with msctx.context() as ctx:
-        ctx.watch(model)
-        thread = gate.thread(work)
-        with msctx.context(**dtypes(tmp_path / "inner.cfg", "0.0")):
-            gate.may_go_on.set()
-            thread.join(30)
-    assert gate.seen == [FP16, FP16]
-    assert after.seen == [FP16]
 
 
 class Raising(nn.Module):
@@ -234,22 +99,23 @@ class Raising(nn.Module):
         raise x
 
 
+class Catching(nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x):
+        with pytest.raises((ValueError, KeyboardInterrupt)):
+            self.inside(self.raised)
+        return x
+
+
 @pytest.mark.parametrize("raised", [ValueError(), KeyboardInterrupt()], ids=str)
 def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
     """Torch calls no hook after a KeyboardInterrupt."""
     inside, after = Raising(), Seen()
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inside = inside
-
-        def forward(self, x):
-            with pytest.raises(type(raised)):
-                inside(raised)
-            return x
-
-    model = nn.Sequential(Outer(), after)
+    model = nn.Sequential(Catching(inside), after)
+    model[0].raised = raised
     ctx = msctx.context(**dtypes(tmp_path / "names.cfg", "0*")).watch(model)
     with ctx:
         model(X)
@@ -291,4 +157,103 @@ def test_a_context_inside_a_named_module_keeps_its_rule(customs, more):
         assert (X @ X.t()).dtype == FP32
 
 
-# --- models that die --------------------------------------------------------------------------------------------------
+# --- where they act ---------------------------------------------------------------------------------------------------
+
+
+def acts(net: nn.Module) -> bool:
+    return net(X).dtype == FP16
+
+
+def test_rules_are_in_what_is_traced_and_export_reports_that_it_leaves_them_out(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with msctx.context(**dtypes(tmp_path / "dtypes.cfg", "0", "float32")).watch(net):
+        expected = net(X)
+        traced = make_fx(net)(X)
+        with pytest.warns(msctx.MsctxWarning, match=r"torch\.export leaves out the precision rules for single modules"):
+            exported = torch.export.export(net, (X,)).module()
+    assert not torch.equal(net(X), expected)
+    assert torch.equal(traced(X), expected)
+    assert torch.equal(exported(X), net(X))
+
+
+def test_a_module_that_has_left_the_model_is_ruled_no_more(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4))
+    old = net[0]
+    with msctx.context(**dtypes(tmp_path / "dtypes.cfg", "0")).watch(net) as ctx:
+        assert acts(old)
+        net[0] = nn.Linear(4, 4)
+        ctx.watch(net)
+        assert (acts(old), acts(net)) == (False, True)
+
+
+def test_a_model_that_was_compiled_before_is_entered_too(tmp_path: Path) -> None:
+    """Dynamo has kept torch's own call of it."""
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend="eager")
+    compiled(X)
+    with msctx.context(**dtypes(tmp_path / "dtypes.cfg", "*")).watch(model) as ctx:
+        assert compiled(X).dtype == FP16
+        assert model.compile(backend="eager") is None
+        assert model(X).dtype == FP16
+    assert {row.module for row in ctx.precisions()} == {"*"}
+    assert compiled(X).dtype == FP32
+
+
+def test_a_module_that_is_named_after_it_was_compiled_is_compiled_anew(tmp_path: Path) -> None:
+    """But not where nothing of it was inside compiled code."""
+    model, other = nn.Sequential(nn.Sequential(nn.Linear(4, 4))), nn.Sequential(nn.Linear(4, 4))
+    compiled = torch.compile(lambda x: model(x).float() + 1, backend="eager")
+    graphs = []
+    with msctx.context(**dtypes(tmp_path / "dtypes.cfg", "0")) as ctx:
+        for watched in (None, other, model, model):
+            if watched is not None:
+                ctx.watch(watched)
+            compiled(X)
+            graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] == 1
+    assert graphs[2] == graphs[3] > 1
+    assert {row.dtype for row in ctx.precisions() if row.module == "0"} == {"float16"}, "torch's own class runs eagerly"
+
+
+@pytest.mark.parametrize("kind", ["scripted", "graph mode", "hooks"])
+def test_where_a_rule_acts(kind: str, tmp_path: Path) -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4))
+    options = dtypes(tmp_path / "dtypes.cfg", "0")
+    seen = []
+    if kind == "scripted":
+        model[0] = torch.jit.script(model[0])  # type: ignore[index]
+    elif kind == "graph mode":  # compiled as a whole, inside the rule for it
+        model = Affine()
+        options = dtypes(tmp_path / "dtypes.cfg", "*") | {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT"}
+    else:
+        model[0].register_forward_pre_hook(lambda *_: seen.append((X @ X.t()).dtype))  # type: ignore[index]
+        model[0].register_forward_hook(lambda *_: seen.append((X @ X.t()).dtype))  # type: ignore[index]
+    with msctx.context(**options).watch(model):
+        assert acts(model)
+        assert acts(model)
+        assert not module_calls.here.calls
+    assert not acts(model)
+    if kind == "hooks":
+        assert seen[:4] == [FP16, FP32] * 2
+
+
+class Affine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.inside.weight
+
+
+def test_an_encoder_calls_the_modules_that_rules_name(tmp_path: Path) -> None:
+    """In inference it would compute without."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        plain = encoder(x)
+        with msctx.context(**dtypes(tmp_path / "dtypes.cfg", "linear1", "float32")).watch(encoder) as ctx:
+            found = encoder(x)
+    assert {row.module for row in ctx.precisions() if row.dtype == "float16"} == {"linear1"}
+    assert not torch.equal(found, plain)
+    assert torch.backends.mha.get_fastpath_enabled()

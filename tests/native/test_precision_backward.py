@@ -1,7 +1,5 @@
 """What a precision policy means for what is computed again, or backwards: checkpoints, and autograd functions of one's own."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from contextlib import nullcontext
@@ -109,84 +107,58 @@ def test_the_backward_pass_of_ones_own_function_is_governed(mode):
         assert a.grad.dtype == FP32
 
 
-FP16 = {"precision_mode": "allow_mix_precision_fp16"}
+def stepped(mode="allow_mix_precision_fp16", scaler=None, contexts=1, where="inside"):
+    """Train a layer for two steps in each context; *scaler*: whether there is one, and it is on."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=bool(scaler)) if scaler is not None else None
 
-
-class Trained:
-    """A model and its optimizer; *scaled*: with a GradScaler."""
-
-    def __init__(self, *, scaled=False, enabled=True):
-        self.model = torch.nn.Linear(4, 4)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=enabled) if scaled else None
-
-    def backward(self):
-        loss = self.model(torch.ones(2, 4)).float().sum()
-        (self.scaler.scale(loss) if self.scaler else loss).backward()
+    def backward():
+        loss = model(torch.ones(2, 4)).float().sum()
+        (scaler.scale(loss) if scaler else loss).backward()
         return loss
 
-    def step(self):
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+    def step():
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
         else:
-            self.optimizer.step()
+            optimizer.step(backward if where == "closure" else None)
 
-    def train(self, steps=2):
-        for _ in range(steps):
-            self.backward()
-            self.step()
-
-
-def beside_a_scaled_model():
-    scaled, plain = Trained(scaled=True), Trained()
-    with msctx.context(**FP16):
-        for each in (Trained.backward, Trained.step):
-            each(scaled)
-            each(plain)
-
-
-def steps_after_the_block(**how):
-    one = Trained(**how)
-    with msctx.context(**FP16):
-        one.backward()
-    one.step()
-    one.train()
-
-
-def in_a_closure():
-    one = Trained()
-    with msctx.context(**FP16):
-        one.optimizer.step(one.backward)
-
-
-def in_context(one, options=FP16, steps=2, contexts=1):
     for _ in range(contexts):
-        with msctx.context(**options):
-            one.train(steps)
+        with msctx.context(precision_mode=mode):
+            for _ in range(2 - (where == "after")):
+                if where != "closure":
+                    backward()
+                if where != "after":
+                    step()
+        if where == "after":
+            step()
+    return scaler
 
 
 STEPS = {
-    "a scaler": (lambda: in_context(Trained(scaled=True)), 0),
-    "none, once in each context": (lambda: in_context(Trained(), contexts=2), 2),
-    "a scaler that is off": (lambda: in_context(Trained(scaled=True, enabled=False)), 1),
-    "the scaler of another model": (beside_a_scaled_model, 1),
-    "a closure": (in_a_closure, 1),
-    "after the block": (steps_after_the_block, 1),
-    "scaled, after the block": (lambda: steps_after_the_block(scaled=True), 0),
-    "bfloat16": (lambda: in_context(Trained(), {"precision_mode": "allow_mix_precision_bf16"}), 0),
-    "no options": (lambda: Trained().train(), 0),
+    "a scaler": ({"scaler": True}, 0),
+    "none, once in each context": ({"contexts": 2}, 2),
+    "a scaler that is off": ({"scaler": False}, 1),
+    "a closure": ({"where": "closure"}, 1),
+    "after the block": ({"where": "after"}, 1),
+    "scaled, after the block": ({"where": "after", "scaler": True}, 0),
+    "bfloat16": ({"mode": "allow_mix_precision_bf16"}, 0),
 }
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("train", "count"), STEPS.values(), ids=STEPS)
-def test_each_step_with_unscaled_gradients_from_float16_is_reported(train, count):
+@pytest.mark.parametrize(("how", "count"), STEPS.values(), ids=STEPS)
+def test_each_step_with_unscaled_gradients_from_float16_is_reported(how, count):
     gc.collect()  # a scaler of the test before would count as the program's
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        train()
-    assert ["gradients from float16 that are not scaled" in str(w.message) for w in found] == [True] * count
+        stepped(**how)
+        scaler = stepped(scaler=True)
+        stepped()  # the scaler of another model is none of this one's
+        del scaler
+    assert ["gradients from float16 that are not scaled" in str(w.message) for w in found] == [True] * (count + 1)
 
 
 RULES = {

@@ -1,7 +1,5 @@
 """Each row of the table of precision modes, observed inside the operators, forward and backward."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.options.operators import CLASS_OF
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, precision_of, text_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -48,10 +45,6 @@ CALLS = {
 
 def of(name: str) -> torch.dtype:
     return getattr(torch, name)
-
-
-def test_the_calls_cover_all_classes():
-    assert {CLASS_OF[name] for name in CALLS} == set(CLASS_OF.values()) - {"quantizing"}, "its results are no floats"
 
 
 without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -141,15 +134,13 @@ def test_words_that_mean_other_things_in_canns_session():
 
 def test_precisions_of_the_backward_pass():
     x = torch.randn(2, 4, 8, 8, requires_grad=True)
-    net = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(144, 2))
     with msctx.context(precision_mode="allow_mix_precision_bf16") as ctx:
         y = net(x)
         assert not any(row.backward for row in ctx.precisions())
-        with Recorded() as seen:
-            y.sum().backward()
+        y.sum().backward()
     found = {(row.operator, row.dtype): row.calls for row in ctx.precisions() if row.backward}
-    assert found["convolution_backward", "bfloat16"] == 1
-    assert found["mm", "bfloat16"] == sum(name == "mm" for name, _ in seen.calls) == 2
+    assert (found["convolution_backward", "bfloat16"], found["mm", "bfloat16"]) == (1, 2)
     assert "backward" in str(ctx.precisions())
 
 

@@ -1,7 +1,5 @@
 """PyTorch's own samples of every governed operator, under the modes: it computes where float32 does, to the same shapes."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -17,15 +15,7 @@ from msctx.options.precision_rules import LEAVE, precision_of, text_of
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 MODES = ("allow_mix_precision_bf16", "force_fp16")
-RANDOM = [
-    "dropout",
-    "alpha_dropout",
-    "feature_dropout",
-    "native_dropout",
-    "rrelu",
-    "fractional_max_pool2d",
-    "fractional_max_pool3d",
-]
+RANDOM = "dropout alpha_dropout feature_dropout native_dropout rrelu fractional_max_pool2d fractional_max_pool3d"
 
 
 @cache
@@ -41,10 +31,6 @@ def infos() -> dict[str, list[Any]]:
 
 def tensors(result: Any) -> list[torch.Tensor]:
     return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-
-
-def test_most_operators_have_samples() -> None:
-    assert len(infos()) > 200
 
 
 @pytest.mark.full
@@ -79,7 +65,7 @@ def test_samples(mode: str) -> None:
                     }
                     if given <= {torch.float32} and "dtype" not in sample.kwargs:
                         failed.append(f"{name}: computed in {row.dtype}")
-                if name not in RANDOM:
+                if name not in RANDOM.split():
                     for one, other in zip(result, expected, strict=True):
                         assert one.shape == other.shape
     assert seen > 400

@@ -1,7 +1,5 @@
 """Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, reported and refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -44,36 +42,24 @@ def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) 
     assert torch.equal(call(), own)
 
 
-def test_a_model_converted_to_mkldnn() -> None:
+def test_converted_frozen_and_quantised_models() -> None:
+    from torch.ao.nn.quantized import functional as quantised
     from torch.utils import mkldnn
 
-    model = mkldnn.to_mkldnn(nn.Sequential(nn.Conv2d(3, 4, 3)).eval())
+    x, weight = X.to_mkldnn(), torch.randn(4, 3, 3, 3)
+    model, w = mkldnn.to_mkldnn(nn.Sequential(nn.Conv2d(3, 4, 3)).eval()), weight.to_mkldnn()
     with torch.no_grad():
-        assert_counted_and_refused(lambda: model(X.to_mkldnn()).to_dense(), "aten::mkldnn_convolution")
-        x, w = X.to_mkldnn(), torch.randn(4, 3, 3, 3).to_mkldnn()
+        assert_counted_and_refused(lambda: model(x).to_dense(), "aten::mkldnn_convolution")
         assert_counted_and_refused(lambda: torch.conv2d(x, w).to_dense(), "aten::convolution")
-
-
-def test_the_fused_operator_of_frozen_code() -> None:
-    weight = torch.randn(4, 3, 3, 3)
-    arguments = ([0, 0], [1, 1], [1, 1], 1, "relu", [], "")
+    arguments = ([0, 0], [1, 1], [1, 1], 1, "relu", [], "")  # as frozen code has them
     operator = torch.ops.mkldnn._convolution_pointwise.default
     assert_counted_and_refused(lambda: operator(X, weight, None, *arguments), "mkldnn::_convolution_pointwise")
-
-
-def test_a_quantised_convolution() -> None:
-    engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
-    if not engines:
-        pytest.skip("this torch has no quantised engine")
     found = torch.backends.quantized.engine
-    torch.backends.quantized.engine = engines[-1]
+    torch.backends.quantized.engine = torch.backends.quantized.supported_engines[-1]
     try:
-        from torch.ao.nn.quantized import functional as quantised
-
-        x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
-        w = torch.quantize_per_tensor(torch.randn(4, 3, 3, 3), 0.1, 0, torch.qint8)
+        q, qw = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
         assert_counted_and_refused(
-            lambda: quantised.conv2d(x, w, torch.zeros(4), scale=0.1, zero_point=0).dequantize(),
+            lambda: quantised.conv2d(q, qw, torch.zeros(4), scale=0.1, zero_point=0).dequantize(),
             "quantized::conv2d is not a float convolution",
         )
     finally:
@@ -177,6 +163,9 @@ PRODUCTS: dict[str, Callable[[], object]] = {
         A, B, B[0]
     ),
     "aten::mkldnn_linear": lambda: torch._C._nn.mkldnn_linear(A.to_mkldnn(), B.to_mkldnn(), B[0]),
+    "mkldnn::_linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise(  # by name, as inductor's freezing makes it
+        A, torch.ops.mkldnn._reorder_linear_weight(B, 32), B[0], "none", [], ""
+    ),
     "quantized::linear_dynamic": quantised(nn.Linear(32, 4), A),
     "aten::quantized_lstm": quantised(nn.LSTM(32, 8), A[None]),
     "aten::quantized_gru": quantised(nn.GRU(32, 8), A[None]),
@@ -193,8 +182,12 @@ def test_an_invariance_names_the_products_that_it_does_not_cover(operator: str) 
         call()
     assert [(row.requested, row.ran) for row in ctx.choices()] == [("batch_invariant", "torch")]
     assert operator.strip() in ctx.choices()[0].reasons[0]
-    for more in ({"fallback": "error"}, {"strict": True}):
-        with msctx.context(thread_invariant=True, **more), pytest.raises(RuntimeError, match="thread_invariant does not hold"):
+    for options, why in (
+        ({"thread_invariant": True, "fallback": "error"}, "thread_invariant does not hold"),
+        ({"thread_invariant": True, "strict": True}, "thread_invariant does not hold"),
+        *([({"matmul_algo": "strict", "fallback": "error"}, operator)] if operator.startswith(("mkldnn", "quantized")) else []),
+    ):
+        with msctx.context(**options), pytest.raises(RuntimeError, match=why):
             call()
 
 

@@ -1,7 +1,5 @@
 """Workspaces come from a pool: repeated calls touch no fresh memory, and little stays when the context is left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """One process loads the data for the others: they get equal batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

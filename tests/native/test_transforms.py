@@ -1,8 +1,5 @@
 """Transforms and modes of PyTorch around the hook: gradients of gradients, vmap, autocast, traced and scripted code."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +22,7 @@ each_small = pytest.mark.parametrize("problem", SMALL, ids=str)
 each_options = pytest.mark.parametrize("options", [GEMM, REFERENCE], ids=["gemm", "reference"])
 
 
-def ran(ctx: msctx.Context) -> set[tuple[str, str]]:
+def ran(ctx: "msctx.Context") -> set[tuple[str, str]]:
     return {(row.direction, row.ran) for row in ctx.choices()}
 
 
@@ -83,26 +80,20 @@ def test_vmap_and_grad_of_vmap(options: dict[str, str], dims: tuple[int | None, 
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_modes_of_gradients(mode: Callable[[], Any]) -> None:
+def test_modes_of_gradients_and_autocast() -> None:
     x, w, b, _ = PLANE.tensors()
     right = in_float64(PLANE, PLANE.tensors()).fprop
-    with asking("fprop", "winograd", fallback="error") as ctx, mode():
-        y = fn.conv2d(x, w, b, padding=1)
-    assert_near(y, right, ctx.choices()[0].error)
-    assert y.is_inference() == (mode is torch.inference_mode)
-    assert ran(ctx) == {("fprop", "winograd")}
-
-
-def test_autocast_to_bfloat16() -> None:
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with asking("fprop", "winograd", fallback="error") as ctx, mode():
+            y = fn.conv2d(x, w, b, padding=1)
+        assert_near(y, right, ctx.choices()[0].error)
+        assert y.is_inference() == (mode is torch.inference_mode)
+        assert ran(ctx) == {("fprop", "winograd")}
     model = nn.Conv2d(4, 6, 3, padding=1)
-    x = torch.randn(2, 4, 9, 8, requires_grad=True)
     with msctx.context(**GEMM, fallback="error") as ctx, torch.autocast("cpu", torch.bfloat16):
-        y = model(x)
+        y = model(torch.randn(2, 4, 9, 8, requires_grad=True))
         y.float().sum().backward()
-    assert y.dtype == torch.bfloat16
-    assert model.weight.grad is not None
-    assert model.weight.grad.dtype == torch.float32
+    assert (y.dtype, model.weight.grad.dtype) == (torch.bfloat16, torch.float32)
     assert {(row.ran, row.problem.dtype) for row in ctx.choices()} == {("gemm", "bfloat16"), ("algo_1", "bfloat16")}
 
 
@@ -149,7 +140,7 @@ def test_the_operator_of_traced_code_is_hooked_once() -> None:
     assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1)], "torch's own path asks again, and is not counted"
 
 
-def test_meta_and_fake_tensors_are_not_ours() -> None:
+def test_meta_and_fake_tensors_are_not_ours_and_complex_convolutions_are_made_of_real_ones() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x, w, *_ = PLANE.tensors()
@@ -157,13 +148,9 @@ def test_meta_and_fake_tensors_are_not_ours() -> None:
         assert fn.conv2d(x.to("meta"), w.to("meta")).shape == (2, 6, 7, 6)
         with FakeTensorMode() as mode:
             assert fn.conv2d(mode.from_tensor(x), mode.from_tensor(w)).shape == (2, 6, 7, 6)
-    assert not ctx.choices()
-
-
-def test_complex_convolutions_are_made_of_real_ones() -> None:
-    x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
-    right = fn.conv2d(x.to(torch.complex128), w.to(torch.complex128))
-    with asking("fprop", "gemm", fallback="error") as ctx:
+        assert not ctx.choices()
+        x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
         y = fn.conv2d(x, w)
+        assert ran(ctx) == {("fprop", "gemm")}
+    right = fn.conv2d(x.to(torch.complex128), w.to(torch.complex128))
     torch.testing.assert_close(y, right.to(torch.complex64), rtol=1e-4, atol=1e-4)
-    assert ran(ctx) == {("fprop", "gemm")}

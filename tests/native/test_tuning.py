@@ -1,7 +1,5 @@
 """performance: what is measured and when, and what the tuning file decides. None of it depends on who is fastest."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -17,6 +15,7 @@ import pytest
 import torch
 import tuned
 from convs import bits, conv
+from ranks import two_ranks
 from torch.nn import functional as fn
 
 import msctx
@@ -114,20 +113,18 @@ def test_a_race_is_won_twice_and_not_lost_by_one_run(runs: list[float], wins: bo
     assert core.load().c.msctx_race(seconds, tuning.table(core.load(), None)) == wins
 
 
-def test_load_that_begins_during_a_measurement_discards_it(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = iter([False])
+def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
+    own_tuning_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(tuning.SHARE_LEFT, "cpu", lambda: 0.01)
+        row, measured = forward(tuning_file=tmp_path / "tuning.json")
+        assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
+    calm = iter([False])  # load that begins during a measurement
     monkeypatch.setattr(tuning, "is_busy", lambda: next(calm, True))
     row, measured = forward()
     assert (row.reasons, measured) == (("not measured: more threads were runnable than there are cores",), 0)
     assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
-
-
-def test_a_calm_machine_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Path.read_text
-    for running, expected in ((1, False), (100, True)):
-        load = f"0.1 0.1 0.1 {running}/300 4711\n"
-        monkeypatch.setattr(Path, "read_text", lambda path, load=load: load if path.name == "loadavg" else read(path))
-        assert tuned.IS_BUSY() is expected
 
 
 def test_where_this_process_is_bound_to_cores_those_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,30 +137,6 @@ def test_where_this_process_is_bound_to_cores_those_alone_count(monkeypatch: pyt
             while tuned.IS_BUSY() is not expected:  # it starts
                 assert time.monotonic() < until
         spinning.kill()
-
-
-def test_beside_two_that_spin_nothing_is_stored(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "is_busy", tuned.IS_BUSY)
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(2, os.cpu_count() or 1))]
-    try:
-        until = time.monotonic() + 60
-        while not tuning.is_busy():  # they start
-            assert time.monotonic() < until
-        problem = conv("all", (2, 8, 20, 20), (8, 8, 3, 3), True)
-        with msctx.context(**tuned.PERFORMANCE) as ctx:
-            problem.compute(problem.tensors())
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-    assert [(e.ran, e.math, e.votes) for e in tuned.entries(own_tuning_file)] == [("", "beside other load", [])] * 3
-    why = ("not measured: more threads were runnable than there are cores",)
-    assert [(row.ran, row.reasons) for row in ctx.choices()] == [("torch", why)] * 3
-    monkeypatch.setattr(tuning, "is_busy", lambda: False)
-    time.sleep(1)  # it is asked again after a second
-    with msctx.context(**tuned.PERFORMANCE):
-        problem.compute(problem.tensors())
-    assert all(entry.ran for entry in tuned.entries(own_tuning_file))
 
 
 def test_a_result_is_measured_again_until_three_processes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,22 +167,15 @@ def test_a_forked_worker_measures_nothing(passes: Callable[..., str], tmp_path: 
     passes(
         f"""
         import os, signal, torch, msctx
-        from msctx.native import build, core
-        build.build()  # before the clock runs
+        from msctx.native import core
         torch.set_num_threads(1)  # torch's own threads do not come along
-        x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
-
-        def child():
-            signal.alarm(50)
-            with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
-                torch.conv2d(x, w)
-            (row,) = ctx.choices()
-            ok = "forked worker" in row.reasons[0] and core.loaded().measurements() == 0
-            os._exit(0 if ok else 1)
-
         core.load()
         if (pid := os.fork()) == 0:
-            child()
+            signal.alarm(50)
+            with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
+                torch.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+            (row,) = ctx.choices()
+            os._exit(0 if "forked worker" in row.reasons[0] and core.loaded().measurements() == 0 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         """
     )
@@ -247,7 +213,7 @@ def test_a_second_process_measures_nothing_of_what_is_settled_and_chooses_the_sa
     assert path.read_bytes() == written
 
 
-def test_an_entry_is_followed(own_tuning_file: Path) -> None:
+def test_an_entry_is_followed_or_reported(own_tuning_file: Path, tmp_path: Path, threads: Callable[[int], Any]) -> None:
     tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
     row, measured = forward()
     assert (row.requested, row.ran, measured) == ("performance", "direct", 0)
@@ -257,6 +223,19 @@ def test_an_entry_is_followed(own_tuning_file: Path) -> None:
         "fft: not measured: no time was left, or no memory",
         "torch again, in the same rounds: measured at 1.01 times the time of torch",
     )
+    for number, entry in enumerate(({"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"})):
+        row, measured = forward(tuning_file=tuned.write(tmp_path / f"{number}.json", tuned.entry(PROBLEM, **entry)))
+        assert measured == 0
+        assert row.reasons[0].startswith("chosen as by normal: from the tuning file"), entry
+        assert row.reasons[0].endswith("which performance may not take here"), entry
+    path = tuned.write(
+        tmp_path / "threads.json", tuned.entry(PROBLEM, "gemm", threads=2), tuned.entry(PROBLEM, "direct", threads=16)
+    )
+    for count in (1, 2, 3):  # an invariance takes one of any number of threads
+        with threads(count):
+            row, measured = forward(thread_invariant=True, tuning_file=path)
+        assert (row.ran, measured) == ("direct", 0)
+        assert "by 16 threads" in row.reasons[0]
 
 
 def test_a_file_beside_an_experiment_takes_the_place_of_the_one_in_the_cache(tmp_path: Path, own_tuning_file: Path) -> None:
@@ -288,7 +267,7 @@ def test_a_result_of_another_machine_or_library_is_not_used_and_one_of_another_c
         assert row.reasons[0].endswith(f"by 1 thread, with {field} another")
 
 
-def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:
+def test_determinism_uses_the_very_stamp_alone_and_a_fixed_order(tmp_path: Path, own_tuning_file: Path) -> None:
     with msctx.context(conv_fprop_algo="normal") as ctx:
         fn.conv2d(X, W)
     normal = ctx.choices()[0].ran
@@ -300,38 +279,15 @@ def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:
         row, measured = forward(deterministic="ON", tuning_file=other)
         assert (row.ran, measured) == (normal, 0)
         assert "nothing is measured under deterministic=ON" in row.reasons[0]
-
-
-@pytest.mark.parametrize("deterministic", ["OFF", "ON"])
-def test_determinism_refuses_an_entry_that_adds_in_no_fixed_order(deterministic: str, own_tuning_file: Path) -> None:
-    entries = {"dgrad": "algo_0", "wgrad": "algo_3"}
-    tuned.write(own_tuning_file, *(tuned.entry(PROBLEM, ran, direction=direction) for direction, ran in entries.items()))
-    with msctx.context(conv_dgrad_algo="performance", conv_wgrad_algo="performance", deterministic=deterministic) as ctx:
-        fn.conv2d(X.clone().requires_grad_(), W.clone().requires_grad_()).sum().backward()
-    for row in (row for row in ctx.choices() if row.direction in entries):
-        ran = entries.pop(row.direction)
-        assert (row.ran == ran) == (deterministic == "OFF")
-        assert row.reasons[0].endswith(f": {ran}, which performance may not take here") == (deterministic == "ON")
-    assert not entries
-
-
-def test_thread_invariance_takes_an_entry_for_any_number_of_threads(
-    threads: Callable[[int], Any], own_tuning_file: Path
-) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "gemm", threads=2), tuned.entry(PROBLEM, "direct", threads=16))
-    for count in (1, 2, 3):
-        with threads(count):
-            row, measured = forward(thread_invariant=True)
-        assert (row.ran, measured) == ("direct", 0)
-        assert "by 16 threads" in row.reasons[0]
-
-
-def test_an_entry_that_cannot_be_followed_is_reported(tmp_path: Path) -> None:
-    for number, entry in enumerate(({"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"})):
-        row, measured = forward(tuning_file=tuned.write(tmp_path / f"{number}.json", tuned.entry(PROBLEM, **entry)))
-        assert measured == 0
-        assert row.reasons[0].startswith("chosen as by normal: from the tuning file"), entry
-        assert row.reasons[0].endswith("which performance may not take here"), entry
+    tuned.write(
+        own_tuning_file, tuned.entry(PROBLEM, "algo_0", direction="dgrad"), tuned.entry(PROBLEM, "algo_3", direction="wgrad")
+    )
+    for deterministic in ("OFF", "ON"):  # which refuses an entry that adds in no fixed order
+        with msctx.context(conv_dgrad_algo="performance", conv_wgrad_algo="performance", deterministic=deterministic) as ctx:
+            fn.conv2d(X.clone().requires_grad_(), W.clone().requires_grad_()).sum().backward()
+        for row, ran in zip(sorted(ctx.choices(), key=lambda row: row.direction), ("algo_0", "algo_3"), strict=True):
+            assert (row.ran == ran) == (deterministic == "OFF")
+            assert row.reasons[0].endswith(f": {ran}, which performance may not take here") == (deterministic == "ON")
 
 
 @pytest.mark.parametrize("options", [{"allow_fp32_emulation": False}, {"conv_workspace_limit": "64MB"}])
@@ -347,30 +303,6 @@ def test_what_may_run_is_part_of_the_key(options: dict[str, Any], own_tuning_fil
 
 # --- several processes ------------------------------------------------------------------------------------------------
 
-RANK = (
-    f"""
-{tuned.CALM}
-"""
-    + """
-import json, os, sys, torch, msctx
-import torch.distributed as dist
-from msctx.native import core
-rank, store = int(sys.argv[1]), sys.argv[2]
-os.chdir(f"{os.path.dirname(store)}/{rank}")
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-def scope():
-    with msctx.context(conv_fprop_algo="performance", tuning_file="tuning.json") as ctx:
-        torch.conv2d(torch.ones(1, 5, 11, 13), torch.ones(3, 5, 3, 3))
-        torch.conv2d(torch.ones(1, 5, 9, 9), torch.ones(3, 5, 3, 3))
-    return [(row.ran, row.reasons[0]) for row in ctx.choices()]
-found = scope()
-print(json.dumps([found, core.loaded().measurements()]))
-dist.barrier()
-dist.destroy_process_group()
-"""
-)
-
 
 @pytest.mark.full
 def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tmp_path: Path) -> None:
@@ -378,28 +310,26 @@ def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tm
     for rank, ran in enumerate(("direct", "gemm")):
         (tmp_path / str(rank)).mkdir()
         tuned.write(tmp_path / str(rank) / "tuning.json", tuned.entry(PROBLEM, ran))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")], cwd=ROOT, text=True, stdout=-1, stderr=-1
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [rank.communicate(timeout=100) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    (zero, measured), (one, nothing) = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
-    assert [ran for ran, _ in zero] == [ran for ran, _ in one]
-    assert zero[0][0] == "direct", "the file of rank 0 decides"
-    assert (measured, nothing) == (1, 0)
-    assert "measured for the next run" in zero[1][1]
-    assert "rank 0 alone measures" in one[1][1]
+    two_ranks(
+        tmp_path,
+        f"""
+{tuned.CALM}
+from msctx.native import core
+
+def test(rank):
+    with msctx.context(conv_fprop_algo="performance", tuning_file=f"{{rank}}/tuning.json") as ctx:
+        torch.conv2d(torch.ones(1, 5, 11, 13), torch.ones(3, 5, 3, 3))
+        torch.conv2d(torch.ones(1, 5, 9, 9), torch.ones(3, 5, 3, 3))
+    found = [None, None]
+    dist.all_gather_object(found, [row.ran for row in ctx.choices()])
+    assert found[0] == found[1] and found[0][0] == "direct", "the file of rank 0 decides"
+    assert core.loaded().measurements() == 1 - rank
+    told = "rank 0 alone measures" if rank else "measured for the next run"
+    assert told in ctx.choices()[1].reasons[0], ctx.choices()
+""",
+    )
     assert {e.problem for e in tuned.entries(tmp_path / "0" / "tuning.json")} == {PROBLEM, unknown}
     assert {e.problem for e in tuned.entries(tmp_path / "1" / "tuning.json")} == {PROBLEM}
-
-
-def test_near_the_cap_on_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(tuning.SHARE_LEFT, "cpu", lambda: 0.01)
-    row, measured = forward(tuning_file=tmp_path / "tuning.json")
-    assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
 
 
 # --- recorded, to be measured later -----------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """The tuning file: its text, several writers, and files that are broken, foreign or cannot be written."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from torch.nn import functional as fn
 
 import msctx
 from msctx.errors import FileError
-from msctx.native import tuning_file
-from msctx.native.tuning_file import Stamp
+from msctx.native import core, tuning_file
+from msctx.native.cuda import driver, plans
+from msctx.native.tuning_file import Stamp, stamp
 
 ROOT = Path(__file__).parents[2]
 STAMP = Stamp("Processor 9", "avx2 fma", "avx2", "2.13.0 AVX2", "0123456789abcdef", "c++ 12", "0.1.0")
@@ -41,14 +41,6 @@ def test_the_same_entries_give_the_same_text_in_any_order_with_an_entry_a_line(p
     assert text == tuning_file.text_of(b)
     assert tuning_file.read(path) == a
     assert sum("problem" in line for line in text.splitlines()) == len(ENTRIES) + 2
-
-
-def test_nothing_in_it_is_a_place_on_this_machine(own_tuning_file: Path) -> None:
-    with msctx.context(conv_fprop_algo="performance"):
-        fn.conv2d(torch.ones(1, 2, 5, 5), torch.ones(2, 2, 3, 3))
-    text = own_tuning_file.read_text()
-    assert "problem" in text
-    assert "/" not in text
 
 
 def test_a_result_stays_and_replaces_what_was_only_recorded(path: Path) -> None:
@@ -122,18 +114,55 @@ def _run(**options: object) -> str:
     return str(ctx.choices()[0].reasons[0])
 
 
-def test_a_broken_file_in_a_context_is_reported_and_the_context_goes_on(path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_file_that_is_broken_or_cannot_be_written_is_reported_and_the_context_goes_on(
+    path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     path.write_text("{")
     for _ in range(2):
         assert _run(tuning_file=path) == "measured in this process"
-    used, kept = {str(w.message): None for w in recwarn if issubclass(w.category, msctx.MsctxWarning)}
+        _run(tuning_file=NOWHERE)
+    used, kept, lost = {str(w.message): None for w in recwarn if issubclass(w.category, msctx.MsctxWarning)}
     assert used.startswith(f"the tuning file is not used: {path}:1:2  this is not JSON")
     assert kept.startswith("what was measured or recorded is not kept")
+    assert lost.startswith(f"what was measured or recorded is not kept: {NOWHERE}  cannot be written: ")
     assert path.read_text() == "{"
 
 
-def test_what_cannot_be_written_is_reported_once(recwarn: pytest.WarningsRecorder) -> None:
-    for _ in range(2):
-        _run(tuning_file=NOWHERE)
-    (warning,) = [str(w.message) for w in recwarn if issubclass(w.category, msctx.MsctxWarning)]
-    assert warning.startswith(f"what was measured or recorded is not kept: {NOWHERE}  cannot be written: ")
+# --- the stamp of results on CUDA, with GPUs that are made up -----------------------------------------------------------
+
+
+Gpus = Callable[..., None]
+
+
+def of_cuda() -> Stamp:
+    stamp.cache_clear()
+    return stamp(core.load(), "cuda")
+
+
+def test_it_names_the_gpu_its_software_and_our_kernels(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(("H200", 9, 0), ("H200", 9, 0))
+    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.0"))
+    found = of_cuda()
+    assert (found.cpu, found.flags, found.isa) == ("H200", "sm_90, driver 580.1", "cuDNN 91900")
+    assert found.torch.endswith(" CUDA 13.0")
+    assert (found.kernels, found.compiler) == (plans.origin()[:16], "NVRTC 13.0")
+    assert (found.place, stamp(core.load()).place) == ("cuda", "cpu")
+
+
+def test_results_of_other_kernels_are_not_used_and_those_of_another_compiler_are(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus(("H200", 9, 0))
+    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.0"))
+    before = of_cuda()
+    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.1"))
+    assert before.differs(of_cuda()) == ([], ["compiler"])
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    for path in plans.SOURCES.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(plans, "SOURCES", folder)
+    assert not before.differs(of_cuda())[0]
+    with (folder / "depthwise.cuh").open("a") as file:
+        file.write("// faster\n")
+    assert before.differs(of_cuda())[0] == ["kernels"]

@@ -1,10 +1,11 @@
-"""conv_algo_rules and ctx.watch(model): algorithms for single modules and single problems."""
-
-from __future__ import annotations
+"""ctx.watch(model): rules for modules and problems act on the models of open contexts, whoever dies or is exchanged meanwhile."""
 
 import copy
 import gc
+import pickle
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
+from msctx.errors import MsctxWarning
+from msctx.memory import parameters
 from msctx.native import watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +40,7 @@ X = torch.randn(2, 3, 9, 9)
 PATHS = ["layer1.0", "layer1.2", "layer2.0", "head"]
 
 
-def ran(ctx: msctx.Context, direction: str = "fprop") -> dict[str, str]:
+def ran(ctx: "msctx.Context", direction: str = "fprop") -> dict[str, str]:
     """Module → what ran."""
     return {row.module: row.ran for row in ctx.choices() if row.direction == direction}
 
@@ -97,29 +100,6 @@ def test_conditions() -> None:
             ctx.watch(model)
             model(X)
         assert {*ran(ctx)} == {*matched}, conditions
-
-
-FIELDS: dict[str, dict[str, Any]] = {
-    "stride=2x1": {"stride": (2, 1)},
-    "padding=0x2": {"padding": (0, 2)},
-    "dilation=2": {"dilation": 2},
-    "groups=2": {"groups": 2},
-    "dtype=bfloat16": {},
-    "layout=channels_last": {},
-}
-
-
-def test_fields_are_compared_with_what_choices_shows() -> None:
-    for field, options in FIELDS.items():
-        dtype = torch.bfloat16 if "dtype" in field else torch.float32
-        layout = torch.channels_last if "layout" in field else torch.contiguous_format
-        x = torch.randn(1, 4, 9, 9, dtype=dtype).to(memory_format=layout)
-        w = torch.randn(4, 4 // options.get("groups", 1), 3, 3, dtype=dtype)
-        with msctx.context(conv_algo_rules={field: {"fprop": "gemm"}}, conv_fprop_algo="reference") as ctx:
-            fn.conv2d(x, w, **options)
-            fn.conv2d(torch.randn(1, 3, 7, 7), ONE)
-        found = {row.problem.weight[1] * row.problem.groups: row.ran for row in ctx.choices()}
-        assert found == {4: "gemm", 3: "reference"}, field
 
 
 ONE = torch.randn(4, 3, 3, 3)
@@ -186,7 +166,14 @@ def _cloned(model: nn.Sequential) -> None:
         parameter.data = parameter.data.clone()
 
 
+def _laid_into_one_storage(model: nn.Sequential) -> None:
+    flat = torch.cat([module.weight.detach().flatten() for module in model])
+    for module, values in zip(model, flat.chunk(2), strict=True):
+        module.weight = nn.Parameter(values.view_as(module.weight))
+
+
 EXCHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "storage": _laid_into_one_storage,
     "data": _cloned,
     "dtype": lambda model: model.double().float(),
     "assign": lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
@@ -213,46 +200,6 @@ def test_rules_hold_inside_a_scope_where_weights_are_exchanged(what: str, kind: 
             EXCHANGES[what](model)
 
 
-def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context that watches it anew in every step costs little, and still knows what was exchanged between the steps."""
-    model, looks, look = Net(), list[bool](), watched._look_at
-
-    def noted(one: watched.Model) -> bool:
-        found = look(one)
-        looks.append(found and one.module() is model)
-        return found
-
-    monkeypatch.setattr(watched, "_look_at", noted)
-
-    def step() -> list[str]:
-        with msctx.context(conv_algo_rules={"head": "gemm"}) as ctx:
-            ctx.watch(model)
-            model(X)
-        return [row.module for row in ctx.choices() if row.ran == "gemm"]
-
-    assert [step() for _ in range(3)] == [["head"]] * 3
-    assert sum(looks) == 1
-    model.head.weight.data = model.head.weight.data.clone()
-    assert (step(), sum(looks)) == (["head"], 2)
-    model.head = nn.ConvTranspose2d(5, 2, 2)
-    assert (step(), sum(looks)) == (["head"], 3)
-    model.load_state_dict(Net().state_dict(), assign=True)
-    assert (step(), step(), sum(looks)) == (["head"], ["head"], 4)
-
-
-def test_a_model_that_died_is_forgotten() -> None:
-    model = Net()
-    with asking("fprop", "gemm") as ctx:
-        ctx.watch(model)
-        model(X)
-        shape, number = model.layer1[0].weight.shape, watched.record(model).number
-        del model
-        gc.collect()
-        fn.conv2d(X, torch.randn(shape), padding=1)
-    assert "" in ran(ctx)
-    assert number not in {model.number for model in watched.KNOWN}
-
-
 def test_watching_runs_no_parametrization() -> None:
     """Power iterations and random numbers belong to the model: an observer moves neither."""
     model = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 5))
@@ -269,22 +216,151 @@ def test_watching_runs_no_parametrization() -> None:
     assert [row.calls for row in ctx.choices()] == [1]
 
 
-def test_another_models_weight_of_the_same_shape_is_not_the_watched_one() -> None:
-    student, teacher = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3))
-    x = torch.randn(1, 3, 8, 8)
-    with msctx.context(conv_algo_rules={"0": "fft"}) as ctx:
-        ctx.watch(student)
-        teacher(x)
-        student(x)
-    assert [(row.module, row.ran, row.calls) for row in ctx.choices()] == [("0", "fft", 1)]
+# --- whose models -----------------------------------------------------------------------------------------------------
 
 
-def test_weights_laid_into_one_storage_are_distinguished() -> None:
-    flat = torch.randn(288)
-    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2)))
-    for i, module in enumerate(model):
-        module.weight = nn.Parameter(flat[144 * i : 144 * (i + 1)].view(4, 4, 3, 3))
-    with asking("fprop", "gemm") as ctx:
+@pytest.fixture(autouse=True)
+def weights_in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
+
+
+def model_of(channels: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Conv2d(4, 4, 3))
+
+
+def moved() -> int:
+    return parameters.placed()["moved"]
+
+
+def test_a_later_context_leaves_the_models_of_one_that_was_left_alone() -> None:
+    model = model_of()
+    with msctx.context(deterministic="OFF") as ctx:
         ctx.watch(model)
-        model(torch.randn(1, 4, 6, 6))
-    assert {row.module for row in ctx.choices()} == {"0", "1"}
+    with msctx.context(external_weight=True) as later:
+        assert moved() == 0
+        with ctx:
+            assert moved() == 4, "it keeps its models, also inside another"
+        assert moved() == 0
+        later.watch(model)
+        assert moved() == 4
+    assert moved() == 0
+    with later:
+        assert moved() == 4, "entered again it has them, too"
+
+
+def test_contexts_inside_one_that_watches_act_on_its_models() -> None:
+    one, other = model_of(), model_of()
+    with msctx.context(deterministic="OFF") as outer:
+        outer.watch(one)
+        with msctx.context(external_weight=True) as inner:
+            assert moved() == 4
+            inner.watch(other).watch(one)
+            assert moved() == 8
+        assert moved() == 0
+    with msctx.context(external_weight=True) as outer:
+        outer.watch(one)
+        with msctx.context(deterministic="OFF") as inner:
+            inner.watch(one).watch(other)
+            assert moved() == 8
+        assert moved() == 4, "the inner one's own are put back"
+
+
+def test_names_and_rules_are_those_of_open_contexts() -> None:
+    one, other = model_of(), model_of()
+    x = torch.randn(1, 3, 8, 8)
+    with msctx.context(conv_fprop_algo="gemm") as first:
+        first.watch(one)
+        one(x)
+    assert [row.module for row in first.choices()] == ["0", "1"]
+    with msctx.context(conv_algo_rules={"0": "direct"}) as second:
+        second.watch(other)
+        one(x)
+        other(x)
+    assert {row.module: row.ran for row in second.choices()} == {"0": "direct"}, "the first model's 0 is not meant"
+    with first:
+        one(x)
+    assert {row.module: row.calls for row in first.choices()} == {"0": 2, "1": 2}
+
+
+def test_outside_of_every_block_it_is_for_the_process() -> None:
+    msctx.current().watch(model := model_of())
+    with msctx.context(external_weight=True):
+        assert moved() == 4
+    assert len(watched.models()) == 1
+    del model
+    gc.collect()
+    assert watched.models() == []
+
+
+def test_a_function_that_is_bound_has_the_models_of_its_context() -> None:
+    model = model_of()
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        bound = ctx.bind(moved)
+    assert bound() == 4
+    assert moved() == 0
+    with pytest.warns(MsctxWarning, match="did nothing to any model"):
+        assert pickle.loads(pickle.dumps(bound))() == 0
+
+
+def test_copies_and_pickles_of_watched_models_are_not_watched() -> None:
+    model = model_of()
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)[0:1]]
+        assert moved() == 4
+        for other in others[:2]:
+            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "option",
+    [{"conv_fprop_algo": "gemm", "fallback": "silent"}, {"memory_optimize_level": "O1"}, {"external_weight": True}],
+    ids=str,
+)
+def test_scripted_and_traced_models_can_be_watched(option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()), nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()))
+    x = torch.randn(1, 3, 8, 8)
+    expected = model(x)
+    for other in (torch.jit.script(model), torch.jit.trace(model, x)):
+        with msctx.context(**option) as ctx:
+            ctx.watch(other)
+            found = other(x)
+            found.sum().backward()
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+# --- models that die, and what looking costs ------------------------------------------------------------------------------
+
+
+def test_two_threads_train_two_watched_models() -> None:
+    def trained(model: nn.Module, seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            optimizer.step()
+        return [value.clone() for value in model.state_dict().values()]
+
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)])
+
+    expected = [trained(made(seed), seed) for seed in range(2)]
+    found: dict[int, list[torch.Tensor]] = {}
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        models = [made(seed) for seed in range(2)]
+        for model in models:
+            ctx.watch(model)
+        threads = [
+            threading.Thread(target=lambda seed=seed: found.update({seed: trained(models[seed], seed)})) for seed in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(row["recomputed"] for row in msctx.memory_stats()["recomputed"][-8:])
+    for seed in range(2):
+        assert all(torch.equal(one, other) for one, other in zip(expected[seed], found[seed], strict=True))

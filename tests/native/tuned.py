@@ -1,7 +1,5 @@
 """Tuning files for tests: entries that say what a test wants, whoever would be fastest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,22 +1,20 @@
 """What the collector sees of operators: names, modules, directions; and that it is gone when nobody asks."""
 
-from __future__ import annotations
-
-import copy
 import os
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from listeners import TESTED, Listens
 from torch import nn
-from torch.nn import functional as fn
 
 import msctx
-from msctx.observers import collector, compile_trace
+from msctx.observers import compile_trace
 from msctx.observers.collector import Row
 
 
@@ -24,7 +22,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(72, 3))
 
 
-def watched(net: nn.Module) -> msctx.Context:
+def watched(net: nn.Module) -> "msctx.Context":
     return msctx.context().watch(net)
 
 
@@ -51,67 +49,6 @@ def test_a_step_by_module_and_direction(collected: Any) -> None:
         assert expected in found, expected
     names = [name for _, name, _ in found]
     assert not {"aten::conv2d", "aten::linear", "aten::flatten", "aten::view", "aten::mkldnn_convolution"} & {*names}
-
-
-def test_nothing_is_seen_outside_and_nothing_is_left(collected: Any) -> None:
-    net = model()
-    with watched(net):
-        assert collected(lambda: torch.ones(1) + 1)
-        assert not [m for m in net.modules() if m._forward_hooks or m._forward_pre_hooks]
-    torch.ones(1) + 1
-    assert not collector.is_on()
-
-
-def test_each_reader_gets_what_it_asked_for_and_only_that(collected: Any, tmp_path: Path) -> None:
-    class Chooses(Listens):
-        is_choosy = True
-
-        def wants(self, operator: str, *_: object) -> int:
-            return int(operator == "aten::exp")
-
-        @property
-        def folder(self) -> Path:
-            return tmp_path
-
-    asks = (
-        {"inputs": 1, "statistics": 1},
-        {"inputs": 1, "outputs": 1, "tensors": 1},
-        {"outputs": 1, "tensors": collector.BITS},
-    )
-    others = [Chooses(**requested) for requested in asks]
-    for other in others:
-        other.begin()
-    rows = collected(lambda: torch.ones(3, dtype=torch.bfloat16).exp().sin(), outputs=1, digests=1)
-    for other in others:
-        other.end()
-
-    def read(rows: list[Row]) -> list[tuple[str, set[str], set[str]]]:
-        return [(row["operator"], has(row["inputs"]), has(row["outputs"])) for row in rows]
-
-    def has(tensors: list[dict[str, Any]]) -> set[str]:
-        return {key for one in tensors for key in ("digest", "min", "file") if one.get(key)}
-
-    assert read(rows[-2:]) == [("aten::exp", set(), {"digest"}), ("aten::sin", set(), {"digest"})]
-    assert read(others[0].rows) == [("aten::exp", {"min"}, set())]
-    assert read(others[1].rows) == [("aten::exp", {"file"}, {"file"})]
-    assert read(others[2].rows) == [("aten::exp", set(), {"file"})]
-
-
-def test_other_threads_are_seen_and_their_modules_are_their_own(collected: Any) -> None:
-    net = model()
-
-    def run() -> None:
-        threads = [threading.Thread(target=lambda: net(torch.ones(2, 1, 8, 8)).sum().backward()) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    with watched(net):
-        rows = collected(run)
-    found = [(row["module"], row["thread"]) for row in rows if row["operator"] == "aten::convolution_backward"]
-    assert [module for module, _ in found] == ["0"] * 3
-    assert len({thread for _, thread in found}) == 3
 
 
 def test_an_operator_of_a_backward_pass_knows_the_one_that_made_its_node(collected: Any) -> None:
@@ -144,36 +81,6 @@ def test_an_operator_of_python_counts_as_one(collected: Any) -> None:
         return x + x
 
     assert [row["operator"] for row in collected(lambda: twice(torch.ones(2)))] == ["aten::ones", "test_collector::twice"]
-
-
-def test_subclasses_and_transforms_are_seen_by_what_computes_them(collected: Any) -> None:
-    x = torch.ones(3, 4)
-    rows = collected(lambda: torch.vmap(lambda row: (row * 2).sum())(x))
-    assert ("aten::mul", "3x4") in [(row["operator"], row["outputs"][0]["shape"]) for row in rows]
-
-
-def test_the_algorithm_that_ran(collected: Any) -> None:
-    x, w = torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3)
-    with msctx.context(conv_fprop_algo="gemm"):
-        rows = collected(lambda: fn.conv2d(x, w))
-    assert [row["algorithm"] for row in rows if row["operator"] == "aten::convolution"] == ["gemm"]
-
-
-def test_compiled_code_has_no_breaks_and_is_compiled_once_more_for_observers(collected: Any) -> None:
-    import torch._dynamo
-    from torch._dynamo.utils import counters
-
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)))
-    compiled = torch.compile(net, backend="eager")
-    counters.clear()
-    with watched(net):
-        for _ in range(3):
-            rows = collected(lambda: compiled(torch.ones(2, 4)))
-            compiled(torch.ones(2, 4))
-    assert counters["stats"]["unique_graphs"] == 2, "with observers and without"
-    assert not counters["graph_break"]
-    assert [row["operator"] for row in rows].count("aten::addmm") == 12
-    torch._dynamo.reset()
 
 
 def test_views_make_no_data(collected: Any) -> None:
@@ -243,18 +150,6 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
     assert resident() - before < 4 << 20
 
 
-def test_a_model_is_copied_and_pickled_under_observers(collected: Any) -> None:
-    net = model()
-
-    def run() -> None:
-        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-            other(torch.ones(2, 1, 8, 8))
-
-    with watched(net):
-        rows = collected(run)
-    assert {row["module"] for row in rows} == {""}
-
-
 def test_a_forked_process_has_nothing_of_what_waits(tmp_path: Path) -> None:
     session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
     with msctx.context(session=session):
@@ -269,3 +164,81 @@ def test_a_forked_process_has_nothing_of_what_waits(tmp_path: Path) -> None:
     (table,) = tmp_path.rglob("statistic.csv")
     names = [line.split(",")[1] for line in table.read_text().splitlines()]
     assert len(names) == len({*names}) == 102
+
+
+# --- values -------------------------------------------------------------------------------------------------------------
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "largest"),
+    [
+        (torch._neg_view(torch.tensor([1.0, 2.0])), -2.0, -1.0),
+        (torch.tensor([1 + 2j, 3 + 4j]).conj(), -4.0, 3.0),
+        (torch.tensor([1 + 2j, 3 + 4j]).conj().imag, -4.0, -2.0),
+        (torch._neg_view(torch.tensor([[1.0], [2.0]])).expand(2, 3), -2.0, -1.0),
+    ],
+)
+def test_signs_that_memory_does_not_hold_count(given: torch.Tensor, least: float, largest: float, collected: Any) -> None:
+    (row,) = collected(lambda: given.clone())
+    for tensor in (row["inputs"][0], row["outputs"][0]):
+        assert (tensor["min"], tensor["max"]) == (least, largest)
+        assert tensor["count"] == given.numel() * (2 if given.is_complex() else 1)
+
+
+def laid_out(x: torch.Tensor, how: str) -> torch.Tensor:
+    return {
+        "contiguous": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        "sliced": torch.cat([x, x], -1)[..., : x.shape[-1]],
+        "transposed": x.transpose(1, 3).contiguous().transpose(1, 3),
+        "expanded": x[:1].expand_as(x),
+    }[how]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(0, 5), min_size=4, max_size=4).map(tuple),
+    st.sampled_from(DTYPES),
+    st.sampled_from(["contiguous", "channels_last", "sliced", "transposed", "expanded"]),
+    st.integers(0, 99),
+)
+def test_statistics_of_any_tensor(collected: Any, shape: Any, dtype: torch.dtype, how: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator) * 10
+    values[torch.rand(shape, generator=generator) < 0.1] = float("nan")
+    values[torch.rand(shape, generator=generator) < 0.1] = -float("inf")
+    x = laid_out(values.to(dtype) if dtype.is_floating_point else values.nan_to_num(0, 0, 0).abs().to(dtype), how)
+    (row,) = [row for row in collected(lambda: torch.fliplr(x) if x.dim() > 1 else x) if row["operator"] == "aten::flip"]
+    (found,) = row["inputs"]
+    exact = x.double().numpy()
+    finite = exact[np.isfinite(exact)]
+    counts = (exact.size, np.isnan(exact).sum(), (exact == -np.inf).sum(), (exact == 0).sum(), (exact < 0).sum())
+    assert tuple(found[key] for key in ("count", "nan", "negative_inf", "zero", "negative")) == counts
+    if len(finite):
+        assert (found["min"], found["max"]) == (finite.min(), finite.max())
+        assert found["mean"] == pytest.approx(finite.mean(), rel=1e-9, abs=1e-9)
+        assert found["l2"] == pytest.approx(np.sqrt((finite**2).sum()), rel=1e-9)
+
+
+def digest(collected: Any, x: torch.Tensor) -> int:
+    (row,) = [row for row in collected(lambda: torch.neg(x), inputs=1, digests=1) if row["operator"] == "aten::neg"]
+    return int(row["inputs"][0]["digest"])
+
+
+def test_a_digest_is_of_values_and_their_places(collected: Any) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    before = digest(collected, x)
+    for how in ("channels_last", "sliced", "transposed"):
+        assert digest(collected, laid_out(x, how)) == before
+    for other in (x[:1].expand(2, 3, 4, 5), torch.view_as_complex(x[..., :4].reshape(2, 3, 4, 2, 2).contiguous()).mT.conj()):
+        assert digest(collected, other) == digest(collected, other.resolve_conj().contiguous())
+    assert digest(collected, x.reshape(2, 3, 5, 4)) != before
+    assert digest(collected, x.flip(3)) != before
+    swapped = x.clone()
+    swapped[0, 0, 0, :2] = x[0, 0, 0, [1, 0]]
+    assert digest(collected, swapped) != before
+    x[1, 2, 3, 4] = torch.nextafter(x[1, 2, 3, 4], torch.tensor(9.0))
+    assert digest(collected, x) != before

@@ -1,20 +1,13 @@
 """Operators of compiled code have the module and the line of the program."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from dumped_programs import overflows
 from torch import nn
-from torch._dynamo import compiled_autograd
 
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 class Layer(nn.Module):
@@ -51,25 +44,6 @@ def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_p
     assert f"aten::addmm in module body.1.second, forward pass, {Layer.line}: " in report
 
 
-class Chain(nn.Sequential):
-    """Its code is torch's own, but for the class."""
-
-
-class Alone(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self[0](x)
-
-
-@pytest.mark.parametrize("kind", [nn.Sequential, Chain, Alone])
-def test_what_the_program_compiles_counts_for_the_module_that_is_compiled(kind: type[nn.Sequential], tmp_path: Path) -> None:
-    net = kind(nn.Linear(4, 4))
-    with torch.no_grad():
-        net[0].weight.fill_(3e38)
-    compiled = torch.compile(net, backend="eager")
-    (report,) = overflows(lambda: compiled(torch.full((3, 4), 1e10)), tmp_path, net=net)
-    assert f"aten::addmm in module {kind.__name__} (root), forward pass, " in report
-
-
 def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: Path) -> None:
     net = Net()
     with torch.no_grad():
@@ -99,21 +73,3 @@ def test_code_that_the_program_compiles_has_the_line_of_its_function(backend: st
         net.weight.fill_(3e38)
     (report, *_) = overflows(lambda: compiled(torch.full((3, 4), 1e10)), tmp_path, net=net)
     assert f", test_compiled_places.py:{function.__code__.co_firstlineno}: " in report
-
-
-class Root(nn.Module):
-    """Its backward pass overflows."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * 1e-30).sqrt() * 1e35
-
-
-def test_compiled_autograd_names_no_node(tmp_path: Path) -> None:
-    """Also after a backward pass, and traces, in which nodes ran in this thread."""
-    net, x = Root(), torch.full((4,), 1e-10, requires_grad=True)
-    x.sum().backward()
-    found = overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
-    with compiled_autograd._enable(torch.compile(backend="eager")):
-        found += overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
-    assert ["backward pass (SqrtBackward0), " in text for text in found] == [True, False]
-    assert "in no watched module, backward pass, " in found[1]

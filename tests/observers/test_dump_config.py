@@ -16,7 +16,7 @@ from dumped_programs import kinds, model
 from torch import nn
 
 import msctx
-from msctx.errors import MsctxWarning, OptionError
+from msctx.errors import MsctxWarning
 
 
 def of_file(path: Path, /, **common: Any) -> str:
@@ -51,11 +51,16 @@ def test_mindspores_file(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
-def test_kernels_by_types_of_mindspore_and_cann(tmp_path: Path) -> None:
+def test_kernels_by_types_of_mindspore_and_cann_and_statistics_that_are_mindspores(tmp_path: Path) -> None:
     with msctx.context(dump_config=of_file(tmp_path, dump_mode=1, net_name="Net", kernels=["Conv2D", "MatMul"])):
         torch.nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2)).relu()
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert kinds(tmp_path / "dumps" / "rank_0" / "Net" / "0") == {"convolution", "mm"}
+    for number, given in enumerate(({}, {"statistic_category": []})):  # where its file names none
+        with msctx.context(dump_config=of_file(tmp_path / str(number), saved_data="statistic", **given)):
+            torch.ones(2).exp()
+        (found,) = (tmp_path / str(number)).rglob("statistic.csv")
+        assert next(csv.reader(found.open()))[10:] == ["Max Value", "Min Value", "L2Norm Value", ""]
 
 
 def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
@@ -118,14 +123,6 @@ def bits(x: torch.Tensor) -> bytes:
     return x.resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("given", [{}, {"statistic_category": []}])
-def test_statistics_are_mindspores_where_its_file_names_none(given: dict[str, Any], tmp_path: Path) -> None:
-    with msctx.context(dump_config=of_file(tmp_path, saved_data="statistic", **given)):
-        torch.ones(2).exp()
-    (found,) = tmp_path.rglob("statistic.csv")
-    assert next(csv.reader(found.open()))[10:] == ["Max Value", "Min Value", "L2Norm Value", ""]
-
-
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,17 +158,13 @@ def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path)
     assert "sum" not in found, "the program's own"
 
 
-def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        MsctxWarning, match=r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
-    ):
+def test_where_nothing_is_marked_a_warning_tells_so_and_what_cannot_be_marked_is_an_error(tmp_path: Path) -> None:
+    told = r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
+    with pytest.warns(MsctxWarning, match=told):
         assert marked(tmp_path, Two()) == set()
-
-
-@pytest.mark.parametrize(("target", "enabled"), [(torch.relu, True), ("first", True), (nn.ReLU(), 1)])
-def test_what_cannot_be_marked(target: Any, enabled: Any) -> None:
-    with pytest.raises(ValueError, match="set_dump"):
-        msctx.set_dump(target, enabled)
+    for target, enabled in ((torch.relu, True), ("first", True), (nn.ReLU(), 1)):
+        with pytest.raises(ValueError, match="set_dump"):
+            msctx.set_dump(target, enabled)
 
 
 def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) -> None:
@@ -203,18 +196,6 @@ def test_how_many_overflows_have_files_by_mindspores_file(number: int, expected:
                 run(torch.zeros(2))
     assert len([one for one in found if "overflow in step" in str(one.message)]) == 3
     assert len([*(tmp_path / "dumps").rglob("Opdebug.*.json")]) == expected
-
-
-def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"dump\.json:1:\d+"):
-        msctx.context(dump_config=of_file(tmp_path, saved_data="tensors")).__enter__()
-
-
-@pytest.mark.parametrize("iteration", ["all", "0|2-3", 0, "00"])
-def test_steps_in_mindspores_file(iteration: str | int, tmp_path: Path) -> None:
-    with msctx.context(dump_config=of_file(tmp_path, iteration=iteration, kernels=["name-regex((exp| ))"], dump_mode=1)):
-        torch.ones(1).exp()
-    assert kinds(tmp_path) == {"exp"}
 
 
 def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> None:

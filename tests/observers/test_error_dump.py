@@ -1,6 +1,5 @@
 """enable_exception_dump: what went into an operator that raised is in a file that torch.load reads."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ def saved(folder: Path) -> dict[str, Any]:
     """The one file that there is."""
     (path,) = folder.rglob("*.pt")
     found: dict[str, Any] = torch.load(path)
+    path.unlink()
     return found
 
 
@@ -66,33 +66,19 @@ def test_places(level: int, variables: dict[str, str], place: str, here: Path, m
     assert [*here.glob(f"{place}/addmm.1.*.pt")]
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_level_1_names_what_the_operator_writes_to(level: int, here: Path) -> None:
-    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": level}):
-        torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.full((2, 2), 7.0))
-    found = saved(here)
-    assert torch.equal(found["arguments"]["out"], torch.full((2, 2), 7.0))
-    assert found.get("outputs") == (["out"] if level == 1 else None)
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"), [(lambda: torch.ones(2, 3, device="meta"), "meta"), (lambda: torch.ones(2, 3).to_sparse(), "sparse")]
-)
-def test_a_tensor_without_saved_values_is_described(make: Callable[[], torch.Tensor], kind: str, here: Path) -> None:
-    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
-        torch.mm(make(), torch.ones(2, 3, device=make().device))
-    found = saved(here)
-    assert found["arguments"][found["inputs"][0]["argument"]] is None
-    assert (found["inputs"][0]["unread"], found["inputs"][0]["shape"]) == (kind, "2x3")
-
-
-def test_arguments_of_every_kind(here: Path) -> None:
-    tensors = torch.ones(1, 3, 4, 4).bfloat16(), torch.ones(2, 2, 3, 3).bfloat16()
-    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
-        torch.ops.aten.convolution(*tensors, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    found = saved(here)["arguments"]
-    assert torch.equal(found["input"], tensors[0])
-    assert (found["bias"], found["stride"], found["transposed"]) == (None, [1, 1], False)
+def test_level_1_names_what_the_operator_writes_to_and_a_tensor_without_saved_values_is_described(here: Path) -> None:
+    for level, outputs in ((1, ["out"]), (2, None)):
+        with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": level}):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.full((2, 2), 7.0))
+        found = saved(here)
+        assert torch.equal(found["arguments"]["out"], torch.full((2, 2), 7.0))
+        assert found.get("outputs") == outputs
+    for given, kind in ((torch.ones(2, 3, device="meta"), "meta"), (torch.ones(2, 3).to_sparse(), "sparse")):
+        with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
+            torch.mm(given, torch.ones(2, 3, device=given.device))
+        found = saved(here)
+        assert found["arguments"][found["inputs"][0]["argument"]] is None
+        assert (found["inputs"][0]["unread"], found["inputs"][0]["shape"]) == (kind, "2x3")
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn])
@@ -102,49 +88,21 @@ def test_values_of_every_dtype(dtype: torch.dtype, here: Path) -> None:
         torch.cat([given, torch.ones(2, 2)])
     found = saved(here)["arguments"]["tensors"][0]
     assert found.dtype == dtype
-    assert torch.equal(found.float() if dtype.itemsize == 1 else found, given.float() if dtype.itemsize == 1 else given)
+    assert torch.equal(found.view(torch.uint8), given.view(torch.uint8))
 
 
-def test_a_full_disk_leaves_no_part_of_a_dump(here: Path, passes: Callable[..., str]) -> None:
-    """There is room for the first tensor alone, or for both but not for the file."""
-    passes(f"""
-        import os, pathlib, resource, warnings, torch, msctx
-        os.chdir({str(here)!r})
-        torch.ones(1).sum().item()
-        operands = torch.ones(2, 3), torch.ones(4, 100)
-        for limit in (100, 2000):
-            with warnings.catch_warnings(record=True) as caught, msctx.context(session={{"enable_exception_dump": 1}}):
-                warnings.simplefilter("always")
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-                try:
-                    torch.mm(*operands)
-                except RuntimeError as error:
-                    assert "cannot be multiplied" in str(error), error
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            (told,) = (str(one.message) for one in caught)
-            assert "(File too large); those files are missing" in told, (limit, told)
-            assert [*map(str, pathlib.Path().rglob("*"))] == ["extra-info"], limit
-    """)
-
-
-def test_nothing_is_written_where_nothing_raises_or_level_is_0(here: Path) -> None:
+def test_what_is_written_and_how_often(here: Path) -> None:
+    """The innermost that raised; an operator that only calls others where none of these did; not without end."""
     with msctx.context(session={"enable_exception_dump": 1}):
         torch.ones(1) + 1
     fails(0)
     assert not [*here.iterdir()]
-
-
-def test_an_operator_that_only_calls_others_is_written_where_none_of_these_raised(here: Path) -> None:
     with msctx.context(session={"enable_exception_dump": 1}):
         with pytest.raises(RuntimeError, match="subscript"):
             torch.einsum("ij,jkl->ik", torch.ones(2, 3), torch.ones(3, 2))
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             nn.functional.linear(torch.ones(2, 3), torch.ones(2, 2))
-    assert {path.name.partition(".")[0] for path in here.glob("extra-info/*.pt")} == {"einsum", "mm"}
-
-
-def test_code_that_catches_errors_without_end_fills_no_disk(here: Path) -> None:
-    with msctx.context(session={"enable_exception_dump": 1}):
+        assert {path.name.partition(".")[0] for path in here.glob("extra-info/*.pt")} == {"einsum", "mm"}
         for _ in range(50):
             with pytest.raises(RuntimeError):
                 torch.mm(torch.ones(2, 3), torch.ones(2, 3))

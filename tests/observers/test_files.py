@@ -1,28 +1,10 @@
 """Files of observers."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from msctx.observers import files
-
-
-def test_a_file_is_written_without_a_look_at_the_others_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dump has thousands in one."""
-
-    def fail(*args: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(os, "scandir", fail)
-    monkeypatch.setattr(os, "listdir", fail)
-    files.write(tmp_path / "one", "1")
-    files.append_csv(tmp_path / "two", ["a"], [["b"]])
-    taken = [files.reserve(tmp_path / "two").name for _ in range(2)]
-    monkeypatch.undo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two", *taken]
 
 
 @pytest.mark.parametrize("option", ["enable_dump", "enable_dump_debug"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from dumped_programs import overflows
 from torch import nn
 from torch.nn import functional
 
@@ -49,59 +48,6 @@ def test_statistics_are_those_of_a_cpu(dtype: torch.dtype, tmp_path: Path) -> No
     assert {row[0] for row in there} >= {"mm", "threshold_backward", "sum"}
 
 
-def test_a_digest_does_not_depend_on_the_device(tmp_path: Path) -> None:
-    found = []
-    for device in ("cpu", "cuda"):
-        net, x = of_integers(device), (torch.arange(8 * 40) % 5 - 2.0).view(8, 40).to(device)
-        session = {"enable_dump": True, "dump_path": str(tmp_path / device), "dump_data": "stats", "dump_mode": "all"}
-        with msctx.context(session=session, dump_format="msprobe").watch(net):
-            net(x).sum().backward()
-        dumped = json.loads((tmp_path / device / "step0" / "rank0" / "dump.json").read_text())["data"]
-        found.append(dumped["Aten.addmm.0.forward"]["output"])
-    for one in found[1]:
-        assert one["shape"] == [8, 30]
-    assert [{k: v for k, v in one.items() if k != "data_name"} for one in found[0]] == [
-        {k: v for k, v in one.items() if k != "data_name"} for one in found[1]
-    ]
-
-
-def test_the_first_overflow_of_a_forward_pass(tmp_path: Path) -> None:
-    net = of_integers("cuda")
-    with torch.no_grad():
-        net[2].weight.fill_(3e38)
-    (report, *_) = overflows(lambda: net(torch.ones(2, 40, device="cuda")).relu().sum(), tmp_path, net=net)
-    assert "aten::addmm in module 2, forward" in report, report
-    assert [*tmp_path.iterdir()]
-
-
-def test_an_overflow_of_float16_in_a_backward_pass(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(8, 8, bias=False)).to("cuda", torch.float16)
-    with torch.no_grad():
-        net[0].weight.fill_(1.0)
-
-    def run() -> None:
-        net(torch.ones(4, 8, device="cuda", dtype=torch.float16)).float().mul(1e6).sum().backward()
-
-    (report, *_) = overflows(run, tmp_path, net=net)
-    assert "aten::_to_copy" in report, report
-    assert "backward pass" in report, report
-
-
-@pytest.mark.filterwarnings("ignore:aten..")
-def test_inputs_of_an_operator_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(5, 2)).cuda()
-    with (
-        pytest.raises(RuntimeError, match="cannot be multiplied"),
-        msctx.context(session={"enable_exception_dump": 1}).watch(net),
-    ):
-        net(torch.ones(1, 4, device="cuda"))
-    (file,) = tmp_path.rglob("addmm.*.pt")
-    found = torch.load(file)
-    assert torch.equal(found["arguments"]["mat2"], net[1].weight.t().cpu())
-    assert {one["device"] for one in found["inputs"]} == {"cuda:0"}
-
-
 def recorded(folder: Path) -> str:
     path = folder / "env.json"
     path.write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": str(folder / "out")}}))
@@ -126,17 +72,6 @@ def test_the_recorder_waits_for_nothing_and_a_graph_is_captured_under_it(tmp_pat
     (found,) = [json.loads(path.read_text()) for path in tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*.json")]
     last = found["operators"][-1]
     assert (last["operator"], last["algorithm"]) == ("aten::convolution", "implicit_gemm")
-
-
-def test_a_context_that_observes_nothing_leaves_a_capture_alone() -> None:
-    x = torch.randn(16, 16, device="cuda")
-    (x @ x).relu()
-    with msctx.context(matmul_allow_tf32=False):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = (x @ x).relu()
-    graph.replay()
-    assert y.isfinite().all()
 
 
 ADDS_ATOMICALLY = """
@@ -176,10 +111,3 @@ def test_waits_end_in_time() -> None:
             stream.synchronize()
     stream.synchronize()
     assert event.query()
-
-
-def test_a_print_of_a_cuda_tensor(tmp_path: Path) -> None:
-    with msctx.context(print_file_path=str(tmp_path / "printed")):
-        msctx.Print()("x", torch.arange(3.0, device="cuda"))
-    (found,) = tmp_path.iterdir()
-    assert "2." in str(msctx.parse_print(str(found)))

@@ -12,8 +12,6 @@ import torch
 from dumped_programs import overflows
 from torch import nn
 
-import msctx
-from msctx.errors import MsctxWarning
 from msctx.observers import collector
 
 NAN, INF = float("nan"), float("inf")
@@ -86,9 +84,6 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
     "func.grad": ("aten::log", lambda: torch.func.grad(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
     "func.grad of a list": ("aten::cat", lambda: torch.func.grad(lambda x: torch.cat([x, x]).sum())(torch.full((3,), NAN))),
-    "func.vjp": ("aten::log", lambda: torch.func.vjp(lambda x: x.log() * 2, torch.zeros(3))),
-    "func.jvp": ("aten::log", lambda: torch.func.jvp(lambda x: x.log() * 2, (torch.zeros(3),), (torch.ones(3),))),
-    "func.jacrev": ("aten::log", lambda: torch.func.jacrev(lambda x: x.log() * 2)(torch.zeros(3))),
     "func.hessian": ("aten::log", lambda: torch.func.hessian(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
     "a loss": ("aten::_ctc_loss", lambda: ctc_loss(torch.full((6, 1, 4), -3e38))),
     "segments": (
@@ -96,12 +91,6 @@ PRODUCED: dict[str, tuple[str, Run]] = {
         lambda: torch.segment_reduce(torch.full((2,), 3e38), "sum", lengths=torch.tensor([2])),
     ),
     "running statistics": ("aten::native_batch_norm", lambda: nn.BatchNorm1d(1)(torch.tensor([[1e20], [-1e20]]))),
-    "running statistics of another overload": (
-        "aten::_native_batch_norm_legit",
-        lambda: torch.ops.aten._native_batch_norm_legit(
-            torch.tensor([[1e20], [-1e20]]), None, None, torch.zeros(1), torch.ones(1), True, 0.1, 1e-5
-        ),
-    ),
 }
 
 
@@ -193,15 +182,12 @@ HARMLESS: dict[str, Run] = {
 }
 
 
-DOWNSTREAM: dict[str, Callable[[torch.Tensor], object]] = {
-    "neg": torch.neg, "abs": torch.abs, "mul": lambda x: x * -1, "pow": lambda x: x.pow(2),
-    "nll_loss": lambda x: nn.functional.nll_loss(x[None], torch.tensor([0])),
-}  # fmt: skip
+def test_what_follows_an_overflow_is_no_other_one(tmp_path: Path) -> None:
+    def run() -> None:
+        x = torch.zeros(4).log()
+        _ = x.neg(), x.abs(), x * -1, x.pow(2), nn.functional.nll_loss(x[None], torch.tensor([0]))
 
-
-@pytest.mark.parametrize("name", DOWNSTREAM)
-def test_what_follows_an_overflow_is_no_other_one(name: str, tmp_path: Path) -> None:
-    (found,) = overflows(lambda: DOWNSTREAM[name](torch.zeros(4).log()), tmp_path)
+    (found,) = overflows(run, tmp_path)
     assert "aten::log" in found
 
 
@@ -232,18 +218,6 @@ def test_in_the_backward_pass_its_module_and_node_and_the_line_of_the_forward_pa
     x = torch.zeros(3, requires_grad=True)
     (found,) = overflows(lambda: net(x).sum().backward(create_graph=create_graph), tmp_path, net=net)
     assert f"aten::div in module 1, backward pass (SqrtBackward0), {Root.line}: 3 Inf" in found
-
-
-def test_in_the_optimizer(tmp_path: Path) -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([parameter], lr=1e38)
-
-    def step() -> None:
-        parameter.grad = torch.full((3,), 1e38)
-        optimizer.step()
-
-    first, *_ = overflows(step, tmp_path)
-    assert "aten::add_ in no watched module, optimizer" in first
 
 
 def test_what_came_in_is_named_with_the_argument(tmp_path: Path) -> None:
@@ -283,25 +257,6 @@ def test_each_is_reported_once_in_a_scope_with_its_files(tmp_path: Path) -> None
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
-def test_an_inner_scope_switches_it_off(tmp_path: Path) -> None:
-    def run() -> None:
-        with msctx.context(session={"enable_dump_debug": False}):
-            (-torch.ones(3)).log()
-
-    assert overflows(run, tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_written_is_reported_and_the_program_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    options = {"enable_dump_debug": True, "dump_path": str(tmp_path / "file")}
-    lost = r"enable_dump_debug: cannot write to .*file.* \(.*\); those files are missing"
-    with pytest.warns(MsctxWarning, match=lost) as found, msctx.context(session=options):
-        results = [(-torch.ones(3)).log() for _ in range(2)]  # the second is no news, and has no file to remove
-    assert all(result.isnan().all() for result in results)
-    lost_files, overflow = sorted(str(one.message) for one in found)
-    assert (lost_files[:17], overflow[:31]) == ("enable_dump_debug", "overflow in step 0: aten::log i")
-
-
 def test_results_are_untouched(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)), torch.randn(4, 8)
@@ -314,71 +269,3 @@ def test_results_are_untouched(tmp_path: Path) -> None:
     assert torch.equal(found[0], expected)
     assert math.isfinite(float(found[0].sum()))
     assert not collector.is_on()
-
-
-class Block(nn.Module):
-    """A layer of a network, in which a fault may be planted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
-        self.fault: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(self.norm(self.linear(x)))
-        return y if self.fault is None else self.fault(y)
-
-
-class Scaled(torch.autograd.Function):
-    """Its gradient is too large for float16."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return ((gradient + 1).half() * 40000 * 40000).float()
-
-
-def nan_in_a_weight(block: Block) -> None:
-    with torch.no_grad():
-        block.linear.weight[3, 2] = NAN
-
-
-def nan_in_a_bias_of_a_norm(block: Block) -> None:
-    with torch.no_grad():
-        block.norm.bias[1] = INF
-
-
-def infinite_scale(block: Block) -> None:
-    block.scale = nn.Parameter(torch.tensor(INF))
-    block.fault = lambda y: y * block.scale
-
-
-def of(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]:
-    return lambda block: setattr(block, "fault", fault)
-
-
-FAULTS: dict[str, tuple[Callable[[Block], None], str, str, str]] = {
-    "a weight": (nan_in_a_weight, "aten::addmm", ".linear", "forward"),
-    "a norm": (nan_in_a_bias_of_a_norm, "aten::native_layer_norm", ".norm", "forward"),
-    "a scale": (infinite_scale, "aten::mul", "", "forward"),
-    "a division in place": (of(lambda y: y.clone().div_((y - y).detach())), "aten::div_", "", "forward"),
-    "float16": (of(lambda y: y + (y.detach() + 300).half().square().float()), "aten::pow", "", "forward"),
-    "a square root's gradient": (of(lambda y: y + (y - y.detach()).square().sqrt()), "aten::div", "", "backward"),
-    "a gradient in float16": (of(Scaled.apply), "aten::mul", "", "backward"),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named_wherever_it_is(name: str, tmp_path: Path) -> None:
-    plant, operator, inside, direction = FAULTS[name]
-    for place in range(10):
-        torch.manual_seed(place)
-        net = nn.Sequential(*(Block() for _ in range(10)))
-        plant(net[place])  # type: ignore[arg-type]
-        folder = tmp_path / str(place)
-        found = overflows(lambda net=net: net(torch.randn(4, 6)).sum().backward(), folder, net=net)  # type: ignore[misc]
-        assert f": {operator} in module {place}{inside}, {direction} pass" in found[0], (name, place)

@@ -1,11 +1,9 @@
 """env_config_path.rdr: the last operators are on disk when a program fails."""
 
-import faulthandler
 import json
 import re
 import signal
 import sys
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,14 +63,6 @@ def test_a_relative_path_other_than_the_working_directory_is_not_taken(
         torch.ones(3) + 1
     assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
     assert not (tmp_path / "out").exists()
-
-
-def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
-    before = sys.excepthook, threading.excepthook, faulthandler.is_enabled()
-    with msctx.context(env_config_path=settings(tmp_path)):
-        assert sys.excepthook is not before[0]
-        assert faulthandler.is_enabled()
-    assert (sys.excepthook, threading.excepthook, faulthandler.is_enabled()) == before
 
 
 def test_the_last_1024_operators_are_kept(tmp_path: Path) -> None:

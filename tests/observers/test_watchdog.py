@@ -1,11 +1,6 @@
 """op_timeout: an operator that runs too long ends the process with the stacks; nothing else does."""
 
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +73,6 @@ def test_many_operators_and_what_is_no_operator_take_their_time(sleeping: Any) -
     print("done")
     """)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
-
-
-@pytest.mark.full
-def test_a_process_that_was_stopped_is_not_ended() -> None:
-    """A machine that was suspended looks like that."""
-    code = """
-    with msctx.context(op_timeout=2):
-        print("now", flush=True)
-        sleep(torch.ones(1), 1.0)
-    print("done", flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(SLEEPS + code)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "now"
-    os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(4)
-    os.kill(process.pid, signal.SIGCONT)
-    out, error = process.communicate(timeout=120)
-    assert (process.returncode, out.strip()) == (0, "done"), error
 
 
 @pytest.mark.full

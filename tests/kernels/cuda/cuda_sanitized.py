@@ -1,4 +1,4 @@
-"""Holds emulated kernels of one library against those of a second, on small problems: for test_cuda_sanitized.py, without torch."""
+"""Holds emulated kernels of one library against those of another, on small problems: for test_emulated_depthwise.py."""
 
 import sys
 from pathlib import Path

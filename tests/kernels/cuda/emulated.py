@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_bool, c_int, c_longlong, c_uint, c_void_p
+from ctypes import c_bool, c_int, c_uint, c_void_p
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,8 +61,6 @@ class Emulation:
         self._c = ctypes.CDLL(str(path))
         self._c.emulated_depthwise.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_uint, c_uint, c_bool]
         self._c.emulated_depthwise.restype = c_bool
-        self._c.emulated_from_binary16.argtypes = [c_void_p, c_longlong, c_void_p]
-        self._c.emulated_to_16.argtypes = [c_void_p, c_longlong, c_void_p, c_void_p]
         self.parameters_size = int(self._c.emulated_parameters_size())
 
     def has(self, kernel: str) -> bool:
@@ -86,14 +84,3 @@ class Emulation:
         parameters, count = ctypes.byref(launch.parameters), len(launch.tensors)
         met = self._c.emulated_depthwise(kernel, places, count, parameters, launch.grid, THREADS, backwards)
         assert met, f"{launch.kernel}: threads of a block ended while others waited for them"
-
-    def from_binary16(self, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found = np.empty(bits.size, np.float32)
-        self._c.emulated_from_binary16(bits.ctypes.data, bits.size, found.ctypes.data)
-        return found
-
-    def to_16(self, values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Of float32 values the bits in float16 and in bfloat16."""
-        half, brain = np.empty(values.size, np.uint16), np.empty(values.size, np.uint16)
-        self._c.emulated_to_16(values.ctypes.data, values.size, half.ctypes.data, brain.ctypes.data)
-        return half, brain

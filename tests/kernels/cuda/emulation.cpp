@@ -130,16 +130,3 @@ EXPORTED bool emulated_depthwise(
 }
 
 EXPORTED int emulated_parameters_size() { return int(sizeof(msctx::DepthwiseProblem)); }
-
-// The conversions of elements.cuh: of float16's bits, and of values to the bits of float16 and of bfloat16.
-EXPORTED void emulated_from_binary16(const unsigned short* bits, long long count, float* values) {
-  for (long long i = 0; i < count; i++) values[i] = msctx::from_binary16(bits[i]);
-}
-EXPORTED void emulated_to_16(const float* values, long long count, unsigned short* half, unsigned short* brain) {
-  for (long long i = 0; i < count; i++) {
-    half[i] = msctx::to_binary16(values[i]);
-    msctx::bf16 found;
-    found.set(values[i]);
-    brain[i] = found.bits;
-  }
-}

@@ -3,18 +3,112 @@
 import ctypes
 import itertools
 import re
+from pathlib import Path
+from typing import Any
 
 import kernels_of
 import numpy as np
 import pytest
 import torch
-from depthwise_cases import BOUNDS, CASES, DTYPES, LAYOUTS, ROUNDING, TARGET, bits, error, problem, run, tensors, truth
-from emulated import Emulation, library, modules
+from emulated import GARBAGE, Emulation, library, modules
+from sanitizers import check, run_sanitized, runtime_libraries
 
+from msctx.native import build
 from msctx.native.cuda import depthwise
 from msctx.native.cuda.depthwise import KERNELS, OPS, DepthwiseProblem, Parameters, launches, own_window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+LAYOUTS = ("nchw", "channels_last")
+TARGET = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+ROUNDING = {"float32": 0.0, "float64": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
+"""Of a result that is narrower than its sum."""
+BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
+"""Of \\|error\\| / max\\|result\\|: half a unit of the dtype where that is a narrow one, and what the sums lose."""
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "3x3": (2, 5, 2, (9, 8), (3, 3), (1, 1), (1, 1)),
+    "3x3, stride 2": (2, 3, 1, (10, 7), (3, 3), (2, 2), (1, 1)),
+    "3x3, stride 2, phases": (1, 2, 3, (7, 9), (3, 3), (2, 2), (2, 0)),
+    "5x5": (1, 33, 1, (6, 11), (5, 5), (1, 1), (2, 3)),
+    "5x5, stride 2": (3, 2, 2, (13, 8), (5, 5), (2, 2), (3, 1)),
+    "7x7": (2, 3, 2, (8, 13), (7, 7), (1, 1), (3, 2)),
+    "7x7, no padding": (1, 2, 1, (7, 7), (7, 7)),
+    "1x1": (3, 7, 2, (5, 3), (1, 1)),
+    "1x1, stride 3": (1, 4, 1, (8, 7), (1, 1), (3, 2), (1, 0)),
+    "not square": (2, 3, 2, (9, 12), (2, 3), (1, 3), (2, 4), (2, 1)),
+    "dilation 2, stride 2": (1, 3, 1, (11, 10), (3, 3), (2, 2), (2, 3), (2, 2)),
+    "dilation 4, stride 6": (1, 2, 2, (21, 20), (4, 3), (6, 6), (5, 1), (4, 9)),
+    "1-D": (2, 5, 2, (1, 37), (1, 5), (1, 2), (0, 2)),
+    "31x31": (1, 2, 1, (20, 33), (31, 31), (1, 1), (15, 15)),
+    "several chunks": (3, 2, 1, (40, 51), (3, 3), (1, 1), (1, 1)),
+    "rows that no window reaches": (1, 2, 1, (10, 11), (3, 3), (4, 5)),
+}
+"""n, c, multiplier, extent, window, stride, padding, dilation."""
+
+
+def problem(case: str, dtype: str, layout: str) -> DepthwiseProblem:
+    return DepthwiseProblem(dtype, layout, *CASES[case])
+
+
+def shapes(p: DepthwiseProblem) -> dict[str, tuple[int, ...]]:
+    return {"x": (p.n, p.c, *p.extent), "w": (p.k, 1, *p.window), "y": (p.n, p.k, *p.out)}
+
+
+def tensors(p: DepthwiseProblem, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Normal x and w, and as y its gradient; in the dtype of the problem, channels first."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes(p).items()}
+    return {name: tensor.to(getattr(torch, p.dtype)) for name, tensor in made.items()}
+
+
+def truth(p: DepthwiseProblem, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What each op makes of the values given, in float64 by torch on the CPU."""
+    x, w, y = (given[name].double().clone() for name in "xwy")
+    x.requires_grad_()
+    w.requires_grad_()
+    found = torch.nn.functional.conv2d(x, w, None, p.stride, p.pad, p.dilation, p.c)
+    assert tuple(found.shape) == tuple(y.shape)
+    gradients = torch.autograd.grad(found, (x, w), y)
+    return {"fprop": found.detach(), "dgrad": gradients[0], "wgrad": gradients[1]}
+
+
+def stored(tensor: torch.Tensor, is_last: bool) -> np.ndarray[Any, Any]:
+    """Its bits as they lie in memory."""
+    tensor = (tensor.permute(0, 2, 3, 1) if is_last else tensor).contiguous()
+    found = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.element_size() == 2 else tensor.numpy()
+    return found.copy()
+
+
+def run(emulation: Emulation, p: DepthwiseProblem, op: str, given: dict[str, torch.Tensor], **how: bool) -> torch.Tensor:
+    """The result of *op*, channels first. What it does not write is garbage."""
+    assert op in OPS
+    target = TARGET[op]
+    is_last = {name: p.layout == "channels_last" and name != "w" for name in "xwy"}
+    arrays = {name: stored(given[name], is_last[name]) for name in "xwy"}
+    arrays[target].view(np.uint8)[...] = GARBAGE
+    emulation.run(p, op, arrays, **how)
+    array = arrays[target]
+    found = torch.from_numpy(array.view(np.int16)) if array.dtype == np.uint16 else torch.from_numpy(array)
+    found = found.view(getattr(torch, p.dtype))
+    return found.permute(0, 3, 1, 2) if is_last[target] else found
+
+
+def error(found: torch.Tensor, right: torch.Tensor) -> float:
+    """|error| / max|result|."""
+    assert found.shape == right.shape
+    return float((found.double() - right).abs().max() / right.abs().max())
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.flatten().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture(scope="session")
+def emulation() -> Emulation:
+    if why := build.obstacle():
+        pytest.skip(why)
+    return Emulation(library(modules()))
 
 
 def test_the_manifest_lists_exactly_the_kernels_there_are(emulation: Emulation) -> None:
@@ -25,15 +119,6 @@ def test_the_manifest_lists_exactly_the_kernels_there_are(emulation: Emulation) 
 
 def test_host_and_kernels_mean_the_same_parameters(emulation: Emulation) -> None:
     assert emulation.parameters_size == ctypes.sizeof(Parameters)
-
-
-def test_the_cases_meet_every_kernel() -> None:
-    met = set()
-    for general in (False, True):
-        with kernels_of.window(general):
-            for case, dtype, layout, op in itertools.product(CASES, DTYPES, LAYOUTS, OPS):
-                met |= {launch.kernel for launch in launches(problem(case, dtype, layout), op)}
-    assert met == set(KERNELS)
 
 
 QUICK = {("float32", "nchw"), ("bfloat16", "channels_last")}
@@ -118,27 +203,10 @@ def test_denormals_are_kept(emulation: Emulation, dtype: str, scale: float, step
             assert (found - right).abs().max() <= (step / 2 + terms * 2.0**-149 / 2) + BOUNDS[dtype] * right.abs().max()
 
 
-def test_conversions_round_to_nearest_even(emulation: Emulation) -> None:
-    patterns = np.arange(2**16, dtype=np.uint16)
-    right = patterns.view(np.float16).astype(np.float32)
-    found = emulation.from_binary16(patterns)
-    assert np.array_equal(found, right, equal_nan=True)
-    assert np.array_equal(np.signbit(found), np.signbit(right))
-    middles = (right[np.isfinite(right)][:-1].astype(np.float64) + right[np.isfinite(right)][1:]) / 2
-    values = np.concatenate(
-        [
-            np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32).view(np.float32),
-            *(np.nextafter(middles.astype(np.float32), np.float32(to)) for to in (-np.inf, np.inf)),
-            middles.astype(np.float32),
-            np.array([65504, 65519.996, 65520, 65536, 3.4e38, np.inf, -np.inf, np.nan, 0.0, -0.0, 2**-25, 1e-45], np.float32),
-        ]
-    )
-    half, brain = emulation.to_16(values)
-    with np.errstate(over="ignore"):
-        right_half = values.astype(np.float16)
-    right_brain = torch.from_numpy(values).to(torch.bfloat16)
-    is_nan = np.isnan(values)
-    assert np.array_equal(half[~is_nan], right_half.view(np.uint16)[~is_nan])
-    assert np.array_equal(brain[~is_nan], right_brain.view(torch.int16).numpy().view(np.uint16)[~is_nan])
-    assert np.isnan(half[is_nan].view(np.float16)).all()
-    assert torch.from_numpy(brain[is_nan].view(np.int16)).view(torch.bfloat16).isnan().all()
+@pytest.mark.full
+def test_kernels_do_nothing_undefined() -> None:
+    """Under the address sanitizer and that of undefined behaviour, on small problems."""
+    libraries, elements = runtime_libraries(), ("f32", "f16")
+    watched, plain = (str(library(modules(*elements), sanitize)) for sanitize in (True, False))
+    script = str(Path(__file__).with_name("cuda_sanitized.py"))
+    assert int(check(run_sanitized(libraries, script, watched, plain, after_return=False)).split()[0]) > 200

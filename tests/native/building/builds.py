@@ -1,7 +1,5 @@
 """What the tests of the build share: small kernels that are built without torch, and a look at what is left."""
 
-from __future__ import annotations
-
 import ctypes
 
 from msctx.native import build as native

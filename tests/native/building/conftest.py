@@ -1,8 +1,5 @@
 """A cache folder of its own for each test, small kernels to build, a compiler that is watched, and processes that are forked."""
 
-from __future__ import annotations
-
-import json
 import multiprocessing
 import os
 import shutil
@@ -77,42 +74,6 @@ class Watched:
         self.stop_at.unlink(missing_ok=True)
 
 
-@dataclass
-class Forked:
-    """A function in a forked process; it ends with what the function returned, or the name and text of what it raised."""
-
-    function: Callable[[], Any]
-    answer: Path
-
-    def __post_init__(self) -> None:
-        self.process = multiprocessing.get_context("fork").Process(target=self._run)
-        self.process.start()
-
-    def _run(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with open(self.answer, "w") as answer, open(f"{self.answer}.stderr", "w") as sys.stderr:
-            try:
-                found = {"returned": self.function()}
-            except BaseException as error:
-                found = {"raised": type(error).__name__, "text": str(error)}
-            answer.write(json.dumps(found, default=str))
-        os._exit(0)
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid or 0, number)
-
-    def ended(self) -> dict[str, Any]:
-        self.process.join(60)
-        assert not self.process.is_alive()
-        text = self.answer.read_text() if self.answer.exists() else ""
-        return json.loads(text) if text else {"killed": self.process.exitcode}
-
-    @property
-    def said(self) -> str:
-        path = Path(f"{self.answer}.stderr")
-        return path.read_text() if path.exists() else ""
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's cache is to be."""
@@ -144,18 +105,26 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
 
 
 @pytest.fixture
-def forked(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], Forked]]:
-    """Run a function in a process of its own."""
-    made: list[Forked] = []
+def forked(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, Path]]]:
+    """Start a function in a process of its own; where it writes what it says, and what it raises."""
+    made: list[Any] = []
 
-    def fork(function: Callable[[], Any]) -> Forked:
-        made.append(Forked(function, tmp_path / f"process-{len(made)}.json"))
-        return made[-1]
+    def fork(function: Callable[[], Any]) -> tuple[Any, Path]:
+        (said := tmp_path / f"process-{len(made)}.stderr").touch()
+
+        def run() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.stderr = said.open("w", buffering=1)
+            function()
+
+        made.append(multiprocessing.get_context("fork").Process(target=run))
+        made[-1].start()
+        return made[-1], said
 
     yield fork
     for each in made:
-        each.process.kill()
-        each.process.join()
+        each.kill()
+        each.join()
 
 
 @pytest.fixture

@@ -1,16 +1,18 @@
-"""The build: once, with the flags it needs, again when something changed that it depends on; and what is seen of it."""
+"""The core is built once, by one process, and again when something changed; nothing half done is left, loaded or kept for ever."""
 
-from __future__ import annotations
-
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import variants
 from builds import GLUE, ISAS, call, edit, leftovers, made
+from processes import is_running
 
 from msctx.errors import NativeError
 from msctx.native import build as native
@@ -19,11 +21,11 @@ from msctx.native.build import glue_spec, kernels_spec
 from msctx.shipped import KERNEL_SOURCES
 
 
-def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
+def test_a_library_is_built_once(cache, sources, watched, capfd):
     first = made()
     assert len(watched.compiled) == ISAS + 1
     assert first.parent == cache / "native"
-    assert forked(lambda: call(first)).ended() == {"returned": 41}
+    assert call(first) == 41
     err = capfd.readouterr().err
     assert err.startswith("msctx: building the kernels (once)\nmsctx: building the kernels (once): 1 of ")
     assert "\nmsctx: built the kernels in " in err
@@ -33,36 +35,8 @@ def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
     assert leftovers(cache) == []
 
 
-def test_what_takes_long_is_told_again(monkeypatch, capsys):
-    def output():
-        yield "[1/7] c++ one.cpp\n"
-        yield "[2/7] c++ two.cpp\n"
-        monkeypatch.setattr(native, "EVERY", 0)
-        yield "[3/7] c++ three.cpp\n"
-
-    native._told(output(), "building (once)", False)
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition("once)")[2].partition(",")[0] for line in said] == ["", ": 1 of 7 files", ": 3 of 7 files"]
-
-
-def test_how_kernels_are_compiled(sources, watched):
-    made()
-    generic = next(line for line in watched.compiled if "-DMSCTX_ISA=generic" in line)
-    assert not any(word.startswith("-m") for word in generic.split())
-    for line in watched.compiled:
-        assert {"-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"} <= set(line.split())
-        assert "-fvisibility=hidden" in line
-        assert "-march=native" not in line
-        assert "torch" not in line
-        if "-DMSCTX_ISA=" in line:
-            isa = line.split("-DMSCTX_ISA=")[1].split()[0]
-            assert {f"-Icpu/isa/{isa}", *native.VECTORS[isa]} <= set(line.split())
-    common = next(line for line in watched.compiled if "common/api.cpp" in line)
-    assert ("-DMSCTX_WITH_X86" in common.split()) == (ISAS > 1)
-
-
 @pytest.mark.skipif(ISAS == 1, reason="there is one instruction set on this machine")
-def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
+def test_inline_functions_of_all_objects_are_the_baseline_ones(sources):
     """The linker keeps one copy of an inline function; one with newer instructions must not reach an old processor."""
     (sources / "include/msctx/number.h").write_text(
         "#pragma once\n#define NUMBER 40\n"
@@ -77,7 +51,7 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
         'extern "C" __attribute__((visibility("default"))) int msctx_here() { return level() * 10 + avx512::two(); }\n'
     )
     path = made()
-    assert forked(lambda: call(path, "msctx_here")).ended() == {"returned": 0}
+    assert call(path, "msctx_here") == 0
 
 
 @pytest.fixture
@@ -142,48 +116,30 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
     assert other.glue.name.startswith("libmsctx_torch-9.9.9-")
 
 
-def test_a_build_of_the_same_release_serves_every_kind_of_it(sources, glue, monkeypatch):
-    import torch
-
-    kernels = kernels_spec()
-    names = set()
-    for version in ("9.9.9+cpu", "9.9.9+cu130", "9.9.9"):
-        monkeypatch.setattr(torch, "__version__", version)
-        names.add(glue_spec(kernels, Path("x.so")).file)
-    assert len(names) == 1
-
-
-def test_sanitizers(sources):
-    path = variants.kernels_library("address,undefined")
-    assert b"__asan_" in path.read_bytes()
-    assert path != variants.kernels_library()
-
-
 # --- what a build depends on -------------------------------------------------------------------------------------------
 
 
-def test_a_header_that_changes_makes_another_library_and_compiles_those_that_include_it(sources, watched, forked):
+def test_what_changes_makes_another_library_and_compiles_what_includes_it(sources, watched):
+    """A header, one by way of another, and one of an instruction set."""
     first = made()
     edit(sources, "include/msctx/number.h", "40", "50")
     second = made()
     assert second != first
     assert len(watched.compiled) == 2 * ISAS + 1
-    assert forked(lambda: call(second)).ended() == {"returned": 51}
+    assert call(second) == 51
     edit(sources, "include/msctx/number.h", "50", "40")
     assert made() == first
-
-
-def test_a_header_by_way_of_another_and_one_of_an_instruction_set(sources, watched, forked):
     edit(sources, "include/msctx/number.h", "#pragma once", '#pragma once\n#  include "msctx/more.h"')
     (sources / "include/msctx/more.h").write_text("#define MORE 1\n")
     made()
+    before = len(watched.compiled)
     edit(sources, "include/msctx/more.h", "1", "2")
     made()
-    assert len(watched.compiled) == 2 * ISAS + 1
+    assert len(watched.compiled) == before + ISAS
     edit(sources, "cpu/isa/generic/vec.h", "1", "7")
-    second = made()
-    assert len(watched.compiled) == 2 * ISAS + 2
-    assert forked(lambda: call(second)).ended() == {"returned": 47}
+    last = made()
+    assert len(watched.compiled) == before + ISAS + 1
+    assert call(last) == 47
 
 
 def test_what_the_name_depends_on(sources, glue, monkeypatch):
@@ -216,18 +172,75 @@ def test_what_the_name_depends_on(sources, glue, monkeypatch):
 # --- what is seen of it ------------------------------------------------------------------------------------------------
 
 
-def test_warnings_are_in_the_log_and_do_not_stop_it(cache, sources, capfd):
-    edit(sources, "common/api.cpp", "return", "int unused; return")
-    made()
-    assert "unused variable" in next(cache.glob("build/*/log")).read_text()
-    assert "unused variable" not in capfd.readouterr().err
-    cachedir.remove()
-    native.library(kernels_spec(), verbose=True)
-    err = capfd.readouterr().err
-    assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []
-
-
 def test_each_file_of_the_glue_is_in_one_unit():
     glue = KERNEL_SOURCES / "glue"
     included = [line.split('"')[1] for path in glue.glob("units/*.cpp") for line in path.read_text().splitlines()[1:]]
     assert sorted(included) == sorted(f"glue/{path.name}" for path in glue.glob("*.cpp"))
+
+
+# --- builds that end badly, or that many want at once -----------------------------------------------------------------
+
+
+def test_ctrl_c(cache, sources, watched, forked):
+    watched.hold("common/api.cpp")
+    process, said = forked(made)
+    compilers = watched.until_stopped()
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert said.read_text().endswith("KeyboardInterrupt\n")
+    assert not any(is_running(number) for number in compilers)
+    assert leftovers(cache) == []
+    watched.let_go()
+    assert made().exists()
+
+
+def test_a_kernel_with_a_mistake(cache, sources):
+    edit(sources, "common/api.cpp", "generic::one()", "generic::two()")
+    with pytest.raises(NativeError) as caught:
+        made()
+    text, log = str(caught.value), next(cache.glob("build/*/log"))
+    assert isinstance(caught.value, RuntimeError)
+    for part in ("the compiler failed", "-c common/api.cpp", "error: ", f"The sources are in {sources}", str(log)):
+        assert part in text
+    assert "error: " in log.read_text()
+    assert leftovers(cache) == []
+    assert [*cache.glob("native/*.so")] == []
+    edit(sources, "common/api.cpp", "generic::two()", "generic::one()")
+    assert made().exists()
+
+
+def test_many_processes_at_once_build_once(sources, watched, forked):
+    watched.hold("common/api.cpp")
+    processes = [forked(made) for _ in range(6)]
+    watched.until_stopped()
+    end = time.monotonic() + 10
+    while sum("waiting for it" in said.read_text() for _, said in processes) < 5 and time.monotonic() < end:
+        time.sleep(0.05)
+    watched.let_go()
+    for process, _ in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len(watched.compiled) == ISAS + 1
+    texts = [said.read_text() for _, said in processes]
+    assert sum("built the kernels" in text for text in texts) == 1
+    assert sum(text == "msctx: another process is building kernels; waiting for it\n" for text in texts) == 5
+
+
+def test_what_nobody_uses_is_removed(cache, sources):
+    old = made()
+    edit(sources, "include/msctx/number.h", "40", "41")
+    kept = made()
+    ago = time.time() - 31 * 86400
+    (cache / "build" / "0123").mkdir()
+    for path in [*cache.glob(f"native/{old.stem}.*"), cache / "build" / "0123"]:
+        os.utime(path, (ago, ago))
+    edit(sources, "include/msctx/number.h", "41", "42")
+    new = made()
+    assert not [path for path in cache.glob(f"native/{old.stem}.*") if path.suffix != ".lock"]
+    assert not (cache / "build" / "0123").exists()
+    assert made() == new
+    assert kept.exists()
+    assert leftovers(cache) == []
+    assert cachedir.remove() > 1000
+    assert [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert cachedir.remove() == 0

@@ -1,7 +1,5 @@
 """The cache folder: made for the user alone, and refused where anybody else could have written."""
 
-from __future__ import annotations
-
 import os
 import stat
 
@@ -49,36 +47,27 @@ def test_where_it_is(monkeypatch, tmp_path):
 @pytest.mark.parametrize("mask", [0, 0o022])
 def test_it_is_made_for_the_user_alone(cache, umask, mask):
     umask(mask)
+    cachedir.check(cachedir.location())
+    cachedir.usable()
+    assert not cache.exists(), "looking makes nothing"
     made = cachedir.folder("native", "key")
     assert made == cache / "native" / "key"
     assert [mode(path) for path in (cache, cache / "native", made)] == [0o700] * 3
     cachedir.write(made / "file", b"x")
     assert mode(made / "file") == 0o600
-
-
-def test_looking_makes_nothing(cache):
-    cachedir.check(cachedir.location())
-    cachedir.usable()
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize("bits", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_can_write_is_refused(cache, bits):
-    cache.mkdir()
-    cache.chmod(bits)
-    refuses(f"{cache}: can be written by others,", "delete it, or set")
-
-
-def test_what_others_can_read_becomes_the_users_alone(cache):
-    cache.mkdir()
-    cache.chmod(0o755)
+    cache.chmod(0o755)  # what others can read becomes the user's alone
     cachedir.check(cache)
     assert mode(cache) == 0o755
     assert cachedir.folder() == cache
     assert mode(cache) == 0o700
 
 
-def test_a_file_in_the_way(cache):
+def test_a_folder_that_others_can_write_is_refused_and_a_file_in_the_way(cache):
+    cache.mkdir()
+    for bits in (0o777, 0o770, 0o702):
+        cache.chmod(bits)
+        refuses(f"{cache}: can be written by others,", "delete it, or set")
+    cache.rmdir()
     cache.write_text("")
     refuses(f"{cache}: is not a folder")
 

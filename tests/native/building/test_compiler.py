@@ -1,7 +1,5 @@
 """The compiler: which one is taken, what is said where there is none, and what it is requested."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -22,24 +20,15 @@ def path(tmp_path, monkeypatch):
     return folder
 
 
-def program(path, text):
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o700)
-    return path
-
-
-def test_no_compiler(path, sources):
+def test_no_compiler_or_one_that_does_not_work(path, sources, monkeypatch):
     reason = "no C++ compiler (set CXX, or install g++ or clang++)"
     assert native.obstacle() == native.obstacle() == reason
     with pytest.raises(NativeError) as caught:
         native.build()
     assert str(caught.value) == reason
-
-
-def test_a_cxx_that_does_not_work_is_an_error(sources, monkeypatch):
     for cxx, why in (
         ("/not/there/g++", "there is no such program"),
-        ("false", "cannot be used for C++20: exit code 1"),
+        ("/bin/false", "cannot be used for C++20: exit code 1"),
         ("g++ '", "No closing quotation"),
     ):
         monkeypatch.setenv("CXX", cxx)
@@ -54,7 +43,8 @@ case "$*" in *--version*) echo 'g++ 8.5.0';; *) echo "g++: error: unrecognized c
 
 
 def test_a_compiler_that_is_too_old(path, sources):
-    program(path / "g++", OLD)
+    (path / "g++").write_text(f"#!/bin/sh\n{OLD}\n")
+    (path / "g++").chmod(0o700)
     assert native.obstacle() == (
         "g++: cannot be used for C++20: g++: error: unrecognized command line option '-std=c++20'; "
         "no other C++ compiler (set CXX, or install g++ or clang++)"

@@ -1,7 +1,5 @@
 """msctx build --cuda: what is compiled, reported and kept, and how it fails."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -14,8 +12,7 @@ from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.cuda import driver, plans
-from msctx.native.cuda.depthwise import ARCHS, DTYPES, KERNELS, LAYOUTS, MODULES, OPS, THREADS, Module, sum_size
-from msctx.shipped import KERNEL_SOURCES
+from msctx.native.cuda.depthwise import ARCHS, DTYPES, KERNELS, MODULES, THREADS, Module, sum_size
 
 SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'
 MODULE = Module("copy.cu", ("FACTOR=2",))
@@ -78,16 +75,6 @@ class Fake(driver.Nvrtc):
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------
-
-
-def test_the_manifest_is_sound() -> None:
-    assert len(KERNELS) == 3 * 2 * (3 * 6 + 1) + 4
-    for name, module in KERNELS.items():
-        assert (KERNEL_SOURCES / "cuda" / module.source).exists()
-        assert 2 * THREADS * max(REGISTERS[name.split("_")[1]].values()) <= 65536
-    assert set(OPS) == set(REGISTERS)
-    assert {name.split("_")[2] for name in KERNELS if "finish" not in name} == set(DTYPES.values())
-    assert all(any(layout in name for name in KERNELS) for layout in LAYOUTS)
 
 
 @pytest.mark.full
@@ -158,20 +145,6 @@ def test_an_error_of_a_source_is_reported_and_not_kept(tool: driver.Nvrtc, sourc
         plans.cubin(MODULE, "sm_80")
 
 
-# --- no compiler, no sources ----------------------------------------------------------------------------------------------
-
-
-def test_without_a_compiler_the_error_lists_what_was_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
-) -> None:
-    monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
-    code, out, err = command("--cuda")
-    assert (code, out) == (8, "")
-    for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install nvidia-cuda-nvrtc"):
-        assert part in err
-    assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8
-
-
 # --- the command ------------------------------------------------------------------------------------------------------------
 
 
@@ -192,11 +165,17 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
     assert result[1] in err
 
 
-def test_an_arch_that_is_not_compiled_for_is_refused(command: Any) -> None:
-    code, _, err = command("--cuda", "--arch", "sm_12")
-    assert code == 2
-    assert "'sm_12' is not compiled for" in err
-    assert "allowed: sm_80, sm_90a" in err
-    code, _, err = command("--arch", "sm_80")
-    assert code == 2
-    assert "is given without --cuda" in err
+def test_what_the_command_refuses(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, told in (
+        (("--cuda", "--arch", "sm_12"), ("'sm_12' is not compiled for", "allowed: sm_80, sm_90a")),
+        (("--arch", "sm_80"), ("is given without --cuda",)),
+    ):
+        code, _, err = command(*words)
+        assert code == 2
+        assert all(part in err for part in told)
+    monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
+    code, out, err = command("--cuda")
+    assert (code, out) == (8, "")
+    for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install nvidia-cuda-nvrtc"):
+        assert part in err
+    assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8

@@ -1,15 +1,17 @@
-"""What the glue uses of torch: its public functions and classes, and of its internal namespaces what is listed here."""
-
-from __future__ import annotations
+"""What the libraries show and take: a plain C interface of the kernels, and of torch's internal names what is listed here."""
 
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from msctx.native import core
+from msctx.shipped import KERNEL_SOURCES
 
+HEADER = KERNEL_SOURCES / "include/msctx/interface.h"
+DECLARED = {*re.findall(r"^MSCTX_API [\w ]+?\W+(msctx_\w+)\(", HEADER.read_text("utf-8"), re.MULTILINE)}
 PUBLIC = re.compile(r"at|c10|torch|at::_ops::\w+")
 """Namespaces of which everything may be used."""
 INTERNAL = {
@@ -39,25 +41,33 @@ def names(symbol: str) -> set[tuple[str, str]]:
     return {*NAME.findall(own)}
 
 
-def test_internal_names_are_seen() -> None:
-    seen = {
-        "at::native::add(at::Tensor const&)",
-        "long c10::detail::wrap<long>(long)",
-        "vtable for torch::jit::Graph",
-        "std::sort",
-    }
-    assert {name for symbol in seen for name in names(symbol)} == {
-        ("at::native", "add"),
-        ("c10::detail", "wrap"),
-        ("torch::jit", "Graph"),
-    }
+def symbols(library: Path, *which: str) -> set[str]:
+    """Each with its name, demangled or not, at the end of the line."""
+    if shutil.which("nm") is None:
+        pytest.skip("nm is part of binutils")
+    command = ["nm", "-D", *which, str(library)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line[17:].strip().split(maxsplit=1)[1] for line in lines}
 
 
-@pytest.mark.skipif(shutil.which("nm") is None, reason="nm is part of binutils")
+def test_a_c_compiler_takes_the_header(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "uses.c"
+    source.write_text(f'#include "{HEADER}"\nint is_on(void) {{ return msctx_in_force(0) != 0; }}\n')
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source)]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+
+
+def test_the_kernels_show_what_the_header_declares_and_the_glue_takes_nothing_else(native_core: None) -> None:
+    assert symbols(core.load().made.kernels, "--defined-only") == DECLARED
+    assert len(DECLARED) > 30
+    taken = {name for name in symbols(core.load().made.glue, "--undefined-only") if "msctx" in name}
+    assert {"msctx_take", "msctx_compute"} <= taken <= DECLARED
+
+
 def test_the_glue_uses_no_more_internal_names_of_torch(native_core: None) -> None:
-    words = ("nm", "-D", "--undefined-only", "--demangle", str(core.load().made.glue))
-    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
-    used = {name for line in lines for name in names(line.split(maxsplit=1)[1])}
+    used = {name for symbol in symbols(core.load().made.glue, "--undefined-only", "--demangle") for name in names(symbol)}
     assert len(used) > 100
     internal = {(space, name) for space, name in used if not PUBLIC.fullmatch(space)}
     assert internal - {(space, name) for space, listed in INTERNAL.items() for name in listed.split()} == set()

@@ -1,4 +1,4 @@
-"""variable_placement and external_weight: operators that a device computes get copies of parameters of the host."""
+"""variable_placement, external_weight, memory_offload: parameters and activations are in host memory, on the device far."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +72,29 @@ SETUP = """
             losses.append(loss.item())
             peaks.append(torch.far.max_memory_allocated())
         return losses, peaks
+
+    @contextmanager
+    def on_host():
+        offload.turn("activations", True)
+        try:
+            yield
+        finally:
+            offload.turn("activations", False)
+
+    def network():
+        torch.manual_seed(0)
+        layers = [nn.Linear(64, 256), nn.GELU(), nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)]
+        return nn.Sequential(*layers, nn.Unflatten(2, (16, 16)), nn.Conv2d(32, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).to("far")
+
+    def x(batch=32):
+        return torch.randn(batch, 32, 64, generator=torch.Generator().manual_seed(1)).to("far")
+
+    def gradients(model, loss):
+        loss.backward()
+        return [parameter.grad.cpu() for parameter in model.parameters()]
+
+    def same(one, other):
+        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
     def close(one, other):
         torch.testing.assert_close([*one.values()], [*other.values()], rtol=1e-5, atol=1e-6)
@@ -157,53 +180,6 @@ def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
         (gradient,) = torch.autograd.grad(loss, [weight])
         assert gradient.device.type == "cpu"
     assert linear.weight is weight and weight.device.type == "far"
-    """)
-
-
-@pytest.mark.full
-def test_weights_on_the_host_stay_there_and_other_threads_have_their_own(far: Far) -> None:
-    far("""
-    import threading
-    here, there = nn.Linear(2, 2), nn.Linear(2, 2).to("far")
-    for each in (here, there):
-        watched.OF_PROCESS.watch(each)
-    pointer = here.weight.data_ptr()
-    found = []
-    def other():
-        try:
-            there(torch.ones(1, 2, device="far"))
-        except RuntimeError:
-            found.append("mixed")
-    with placed("host"):
-        assert here.weight.data_ptr() == pointer
-        here(torch.ones(1, 2))
-        there(torch.ones(1, 2, device="far"))
-        thread = threading.Thread(target=other)
-        thread.start(); thread.join()
-    assert found == ["mixed"], "the option holds in the thread that entered it"
-    assert here.weight.data_ptr() == pointer
-    """)
-
-
-def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(far: Far) -> None:
-    far("""
-    layers = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())]).to("far")
-    data = torch.randn(512, 256).to("far")
-    def gradients():
-        layers.zero_grad()
-        begin = torch.far.memory_allocated()
-        loss = layers(data).square().mean()
-        left = torch.far.memory_allocated() - begin
-        loss.backward()
-        return left, [p.grad.cpu() for p in layers.parameters()]
-    held, expected = gradients()
-    watched.OF_PROCESS.watch(layers)
-    with placed("host"):
-        offload.turn("activations", True)
-        left, found = gradients()
-        offload.turn("activations", False)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found))
-    assert left < held / 50, (left, held)
     """)
 
 
@@ -304,19 +280,60 @@ def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) ->
     """)
 
 
-@pytest.mark.full
-def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
+# --- memory_offload ---------------------------------------------------------------------------------------------------
+
+
+def test_gradients_have_the_same_bits_and_activations_are_gone_from_the_device(far: Far) -> None:
     far("""
-    lstm = nn.LSTM(4, 4)
-    flat = torch.cat([p.detach().flatten() for p in lstm.parameters()]).to("far")
-    begin = 0
-    for p in lstm.parameters():  # as cuDNN has it
-        p.data = flat[begin : begin + p.numel()].view(p.shape)
-        begin += p.numel()
-    del flat
-    watched.OF_PROCESS.watch(lstm)
-    with placed("host"):
-        assert parameters.placed() == {"place": "host", "moved": 0, "bytes": 0, "left": 4}
-        assert all(p.device.type == "far" for p in lstm.parameters())
-        assert len({p.untyped_storage().data_ptr() for p in lstm.parameters()}) == 1
+    def run():
+        model, data = network(), x()
+        begin = torch.far.memory_allocated()
+        torch.manual_seed(2)
+        loss = model(data).square().mean()
+        return torch.far.memory_allocated() - begin, gradients(model, loss)
+
+    held, expected = run()
+    with on_host():
+        left, found = run()
+    assert same(expected, found)
+    assert left < held / 20, (left, held)
+    """)
+
+
+def test_results_are_freed_and_differentiated_twice(far: Far) -> None:
+    far("""
+    import gc, weakref
+    gc.disable()
+    for reason in ("activations", "parameters"):
+        for device in ("cpu", "far"):
+            x = torch.ones(4, 4, device=device, requires_grad=True)
+            offload.turn(reason, True)
+            results = [weakref.ref(x.exp()) for _ in range(20)]
+            assert not any(result() is not None for result in results), device
+            y = x.exp()
+            (slope,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+            (curvature,) = torch.autograd.grad(slope.sum(), x)
+            offload.turn(reason, False)
+            torch.testing.assert_close(curvature[0, 0], 4 * torch.ones((), device=device).mul(2).exp())
+    """)
+
+
+def test_beside_checkpoints_and_without_a_backward_pass(far: Far) -> None:
+    far("""
+    import gc
+    from torch.utils.checkpoint import checkpoint
+    model, data = network(), x()
+    def run():
+        torch.manual_seed(2)
+        model.zero_grad()
+        return gradients(model, checkpoint(model, data, use_reentrant=False).square().mean())
+    expected = run()
+    with on_host():
+        assert same(expected, run())
+        model.zero_grad()
+        begin = torch.far.memory_allocated()
+        for _ in range(3):
+            model(data)
+    gc.collect()
+    assert torch.far.memory_allocated() == begin
     """)
