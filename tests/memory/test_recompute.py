@@ -263,8 +263,8 @@ def test_what_communicates_is_scripted_traced_or_under_hooks_and_transforms_is_l
         return [row["reason"] for row in msctx.memory_stats()["recomputed"][-2:]]
 
     for part in (nn.SyncBatchNorm(WIDTH), torch.jit.script(nn.Tanh())):
-        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), part) for _ in range(2)]
-        with msctx.context(memory_optimize_level="O1").watch(nn.Sequential(*blocks)):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), part) for _ in range(2)))
+        with msctx.context(memory_optimize_level="O1").watch(model):
             assert ["communicates" in reason for reason in reasons()] == [True] * 2
     model, x = nn.Sequential(mlp(), mlp()), torch.randn(4, WIDTH)
     with msctx.context(memory_optimize_level="O1").watch(model):
