@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from pathlib import Path
 from platform import machine
 from types import FrameType
 
@@ -131,75 +132,19 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
 
 REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt"
 REFUSES = {REFUSED: True}
-SO = {
-    **dict.fromkeys(("frozen_weights", "deterministic_warn_only", "fill_uninitialized_memory"), False),
-    **dict.fromkeys(("thread_invariant", "batch_invariant", "flush_denormal"), False),
-    "fallback": "warn",
-    "allow_fp32_emulation": True,
-}
-HOLD = (
-    *(
-        "--enable_low_precision=False",
-        f"--cpu_arch={machine().upper().replace('_', '-')}",
-        f"--target_os={sys.platform}",
-        "--enable_csr_fusion=False",
-    ),
-    *("--enable_dynamic_shape_fusion=True", "--enable_cce_lib=False", "--enable_lite_conv_tuning=False"),
-)
+HOLD = f"""--enable_low_precision=False --cpu_arch={machine().upper().replace("_", "-")} --target_os={sys.platform}
+    --enable_csr_fusion=False --enable_dynamic_shape_fusion=True --enable_cce_lib=False --enable_lite_conv_tuning=False"""
+FAILING = [json.loads(line) for line in (Path(__file__).parent / "data" / "failing.jsonl").read_text().splitlines()]
+FAILING += [["it holds", {"graph_kernel_flags": f"--opt_level=1 {' '.join(HOLD.split())}"}, [on], []] for on in DEVICES]
+"""Why, options, the devices here, and on which of them it is reported that an option has no effect."""
 
 
-@pytest.mark.parametrize(
-    ("options", "devices", "failing"),
-    [
-        # applied where it counts
-        ({"deterministic": "ON"}, DEVICES, []),
-        # not applied on the only device
-        ({**REFUSES}, ("cpu",), ["cpu"]),
-        # the accelerator counts: it applies what the CPU does not
-        ({"matmul_allow_tf32": True}, ("cpu", "cuda"), []),
-        ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
-        # once, where it counts
-        ({**REFUSES}, ("cpu", "cuda"), ["cuda"]),
-        ({**REFUSES}, DEVICES, ["ascend"]),
-        # what the device that counts has no use for, another one applies
-        ({"matmul_allow_tf32": True}, DEVICES, []),
-        ({"conv_fprop_algo": "winograd"}, DEVICES, []),
-        # ... or nobody does
-        ({"tuning_file": "t.json"}, DEVICES, ["ascend"]),
-        ({"variable_placement": "Device"}, ("cpu",), []),
-        # the target counts, whatever else is here
-        ({"event_sync_timeout": 9, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
-        ({"matmul_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
-        ({**REFUSES, "device_target": "GPU"}, DEVICES, ["cuda"]),
-        # a target that is not here counts too
-        ({**REFUSES, "device_target": "GPU"}, ("cpu",), ["cuda"]),
-        # a group means its device, whatever the target
-        ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu", "cuda"), []),
-        ({"gpu_config": {"conv_fprop_algo": "fft"}, "device_target": "CPU"}, ("cpu", "cuda"), []),
-        ({"gpu_config": {"conv_fprop_algo": "reference"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
-        # one that is not here waits for a machine that has it
-        ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), []),
-        ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), []),
-        # what holds already, on every machine
-        *(({name: True}, on, []) for name in ("matmul_allow_hf32", "conv_allow_hf32") for on in (("cpu",), DEVICES[:2])),
-        *(({name: -1}, ("cpu",), []) for name in ("stream_sync_timeout", "event_sync_timeout")),
-        ({"parallel_speed_up_json_path.compute_communicate_fusion_level": 0, "input_fusion_size": 0}, ("cpu",), []),
-        ({"conv_allow_tf32": False, "matmul_allow_tf32": False, "disable_format_transform": False}, ("ascend",), []),
-        *((SO, (device,), []) for device in DEVICES),
-        *(({"graph_kernel_flags": f"--opt_level=1 {' '.join(HOLD)}"}, (device,), []) for device in DEVICES),
-        ({"graph_kernel_flags": "--opt_level=0 --enable_parallel_fusion=False --online_tuning=0"}, ("cpu", "cuda"), []),
-        ({"graph_kernel_flags": "--opt_level=1 --dump_as_text=False --enable_debug_mode=0 --online_tuning=0"}, ("ascend",), []),
-        # inert alike
-        ({"enable_dump": True}, ("cpu",), ["cpu"]),
-        ({"device_id": 1}, ("cpu",), ["cpu"]),
-        ({"device_id": 1}, ("cpu", "cuda"), []),
-    ],
-)
-def test_what_has_no_effect_where_it_counts(options: dict[str, object], devices: tuple[str, ...], failing: list[str]) -> None:
-    for more in ({}, {"strict": True}):
-        found = make({**options, **more}, devices=devices)
-        assert [r.device for r in found.failing] == failing
-        assert found.strict is bool(more)
+def test_what_has_no_effect_where_it_counts() -> None:
+    for why, options, devices, failing in FAILING:
+        for more in ({}, {"strict": True}):
+            found = make({**options, **more}, devices=tuple(devices))
+            assert [r.device for r in found.failing] == failing, (why, options)
+            assert found.strict is bool(more)
 
 
 def test_failing_rows_are_told_once_for_each_option_and_reason() -> None:

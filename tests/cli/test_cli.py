@@ -84,40 +84,6 @@ def test_explain_changes_nothing_and_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (("explain", "determinstic=ON"), 2, "did you mean deterministic?"),
-        (("explain", "max_device_memory=4OGB"), 2, "did you mean '40GB'?"),
-        (("explain", "seed=1", "--device", "tpu"), 2, "allowed: cpu, cuda, ascend"),
-        (("explain", "digits", "other.yaml"), 2, "a second file"),
-        (("explain",), 2, "give a file, options (key=value), or --all"),
-        (("explian",), 2, "explian"),
-        (("run", "digits", "seed"), 2, "seed: is not key=value"),
-        (("run", "none.yaml"), 3, "cannot be read"),
-        (("run", "digits", "experiment.entry=digits.py:trian"), 4, "did you mean train?"),
-        (("run", "digits", "args.epoch=1"), 4, "got an unexpected keyword argument 'epoch'; it takes (epochs"),
-        (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
-        (("run", "digits", REFUSED, "strict=true"), 7, "enable_begin_end_inline_opt=True on cpu: refused"),
-        (("state", "determinstic=ON"), 2, "unknown option"),
-        (("diff", "none.json", "none.json"), 3, "cannot be read"),
-        (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
-        (("explain", "digits", "experiment.name=../out"), 2, "'../out' is not allowed"),
-        (("explain", "deterministic"), 3, "deterministic=VALUE"),
-        (("explain", "deterministic="), 2, "None is not a value"),
-        (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),
-        (("run", "digits", REFUSED, "strict=true", "--dry-run"), 7, "enable_begin_end_inline_opt=True on cpu: refused"),
-        (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
-    ],
-)
-def test_mistakes(msctx, argv, code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found, out, err = msctx(*argv)
-    assert (found, message in err) == (code, True), err
-    assert not out or "--dry-run" in argv
-    assert not list(tmp_path.iterdir())  # nothing was made
-
-
 def test_mistakes_as_json(msctx):
     code, out, _ = msctx("explain", "determinstic=ON", "seed=x", "--json")
     error = json.loads(out)
@@ -216,15 +182,6 @@ def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch,
     code, _, err = msctx("explain", str(file))
     assert code == 2
     assert "did you mean deterministic?" in err
-
-
-def test_an_ambiguous_number_is_reported_once(msctx, tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("context:\n  sed: 1\n  runtime_num_threads: 010\n")
-    code, _, err = msctx("explain", str(file))
-    assert code == 2
-    assert err.index(":2:3") < err.index(":3:24")
-    assert "2 problems" in err
 
 
 def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):

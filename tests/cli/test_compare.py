@@ -80,24 +80,6 @@ def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: py
     assert (found["partial"], len(found["rows"])) == ("interrupted", 3)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        ([""], 3, "cannot compare"),
-        (["small.py"], 3, "name the function that makes the model: small.py:FUNCTION"),
-        (["vgg16", "--axis", "args.n=3"], 2, "arguments are for msctx run --sweep"),
-        (["vgg16", "--axis", "deterministic=ON", "--axis", "deterministic=OFF"], 2, "deterministic is named twice"),
-        (["vgg16", "--fail-below", "0"], 2, "is not a ratio"),
-        (["vgg16", "--out", "small.yaml"], 3, "cannot be made"),
-        (["vgg16", "args.n=3"], 2, "applies only to an experiment"),
-        (["digits", "--seconds", "3"], 2, "--seconds: applies only to a workload or a model"),
-    ],
-)
-def test_mistakes(msctx: Any, words: list[str], code: int, told: str) -> None:
-    found, _, err = msctx("compare", *words)
-    assert (found, told in err) == (code, True), err
-
-
 def test_a_models_mistakes(msctx: Any, tmp_path: Path) -> None:
     code, _, err = msctx("compare", f"{model_file(tmp_path)}:raising")
     assert (code, "out of paper" in err) == (5, True)

@@ -141,22 +141,10 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
     assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no/such/mine.yaml", "no/such/mine.yaml  cannot be written: No such file or directory"),
-        ("mine.txt", "an experiment file ends in .yaml or .yml"),
-        ("", "an experiment file ends in .yaml or .yml"),
-        ("folder.yaml", "exists already"),
-        ("a\0b.yaml", "cannot be written: "),
-    ],
-)
-def test_a_file_that_cannot_be_written(name: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "folder.yaml").mkdir()
-    code, out, err = run(capsys, "init", "--", name)
-    assert (code, out) == (3, "")
-    assert message in err
-    assert [path.name for path in folder.iterdir()] == ["folder.yaml"]
+def test_a_name_that_no_file_can_have(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "init", "--", "a\0b.yaml")
+    assert (code, out, "cannot be written: " in err) == (3, "", True)
+    assert not [*folder.iterdir()]
 
 
 def written(*words):

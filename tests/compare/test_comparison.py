@@ -15,7 +15,6 @@ from msctx.compare import comparison as comparing
 from msctx.compare.comparison import AGAIN, run
 from msctx.compare.config import Comparison, Given, read
 from msctx.compare.result import Cell, Ratio, Row
-from msctx.errors import OptionError
 from msctx.shipped import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -305,19 +304,3 @@ def test_shipped_comparisons(path: Path) -> None:
     found = read(path.stem, Given())
     assert len(found.points) > 1
     assert read(str(path), Given(quick=True)).total == config.QUICK_TOTAL
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("compare: {workload: resnet5}", "did you mean resnet50?"),
-        ('compare: {workload: resnet50}\naxes: {way: {"": {deterministic: ON}}}', "a choice has no name"),
-        ("compare: {workload: resnet50, model: a:b}", "give one thing to compare, not workload and model"),
-        ("compare: {workload: resnet50}\naxes: {conv_fprop_algo: gemm}", "is not a list of values"),
-        ("compare: {workload: resnet50}\naxis: {}", "did you mean axes?"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(OptionError, match=r"mine\.yaml") as caught:
-        read(file(tmp_path, text), Given())
-    assert told in str(caught.value)

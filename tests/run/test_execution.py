@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from msctx.cli import main
-
 ECHO = """
 import torch
 def show(where):
@@ -156,25 +154,6 @@ def test_a_process_that_has_said_why_it_could_not_enter_them(
     assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
     assert "Traceback" not in done.stderr
     assert "no process of" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (["deterministic=ON"], 2, "there is no command to run"),
-        (["deterministic=ON", "-v", "--", "true"], 2, "-v is no command; flags stand before the options"),
-        ([], 2, "Missing argument"),
-        (["determinstic=ON", "--", "true"], 2, "did you mean deterministic?"),
-        (["deterministic=ON", "--", "/no/such/command"], 3, "/no/such/command  cannot be started: No such file"),
-        (["a.yaml", "b.yaml", "--", "true"], 2, "b.yaml: a second file; exec takes one"),
-        (["device_target=Ascend", "--", "true"], 6, "Ascend"),
-    ],
-)
-def test_mistakes(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["exec", *words])
-    assert end.value.code == code
-    assert expected in capsys.readouterr().err
 
 
 def test_a_python_without_torch_reads_nothing_of_ours() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from msctx.cli import main
 from msctx.switches.torch_core import of_rank
 
 EXPERIMENT = """
@@ -109,20 +108,3 @@ def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
     assert {row["status"] for row in ranks(folder / "out")} == {"interrupted"}
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--nproc", "2", "determinstic=ON"], "did you mean deterministic?"),
-    ],
-)
-def test_mistakes(
-    folder: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as end:
-        main(["run", "two.yaml", *words])
-    assert end.value.code == 2
-    assert expected in capsys.readouterr().err
-    assert not (folder / "runs").exists()

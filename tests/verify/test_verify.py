@@ -134,22 +134,6 @@ def test_code_that_is_compiled_well(dtype: str, capsys: Any) -> None:
     assert (result["steps"], result["operators"], result["unit"]) == (2, 2, "calls of modules")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        (("--against", "thread"), 2, "did you mean threads?"),
-        (("--against", "determinstic=ON"), 2, "did you mean deterministic?"),
-        (("--against", "run", "--against", "compiled"), 2, "only if all are KEY=VALUE"),
-        (("args.fult=x",), 4, "unexpected keyword argument 'fult'"),
-    ],
-)
-def test_mistakes_are_reported(words: tuple[str, ...], code: int, text: str, capsys: Any) -> None:
-    ended, out, err = run(capsys, *words)
-    assert (ended, out) == (code, "")
-    assert text in err
-    assert "Traceback" not in err
-
-
 def test_torchrun_is_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run(capsys)
