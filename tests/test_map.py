@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from samples import values
 
 import msctx
@@ -252,6 +254,26 @@ def test_every_file_of_switches_has_its_test() -> None:
 
 def _text_of(folder: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")) if path != Path(__file__))
+
+
+MOST = 3
+"""Files of msctx in which a newcomer finds an option: its theme, the row of its switch, and what acts on it."""
+
+
+def test_one_grep_finds_an_option_in_few_files() -> None:
+    """A line of data/scattered.txt is a name in more files than that; the list may only shrink (``UPDATE_MAP=1`` removes names)."""
+    file, texts = TESTS / "data" / "scattered.txt", [path.read_text(encoding="utf-8") for path in MODULES]
+    found = set()
+    for name in OPTIONS:
+        word = re.compile(rf"(?<![\w.]){re.escape(name.removeprefix('graph_kernel_flags.'))}(?!\w)")
+        if sum(word.search(text) is not None for text in texts) > MOST:
+            found.add(name)
+    allowed = {*file.read_text().split()}
+    assert found - allowed == set(), f"each is named in more than {MOST} files of msctx/"
+    if os.environ.get("UPDATE_MAP"):
+        file.write_text("".join(f"{name}\n" for name in sorted(allowed & found)))
+    elif allowed - found:
+        pytest.fail(f"no longer in more than {MOST} files: {sorted(allowed - found)}. UPDATE_MAP=1 pytest tests/test_map.py")
 
 
 def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
