@@ -59,7 +59,6 @@ def needs_core() -> None:
 
 
 def made(tmp_path: Path, text: str, layers: slice | None = None, **given: Any) -> Comparison:
-    """The comparison of a file beside the small workload; of some of its layers only."""
     (tmp_path / "small.yaml").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(text)
     found = read(str(tmp_path / "mine.yaml"), Given(**given))
@@ -70,7 +69,6 @@ def made(tmp_path: Path, text: str, layers: slice | None = None, **given: Any) -
 
 
 def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: Any) -> Cell:
-    """A cell with its figures, or without."""
     head = {
         "point": point,
         "requested": {},

@@ -241,7 +241,6 @@ def plain_state() -> Callable[[], dict[str, Any]]:
 
 @pytest.fixture
 def afresh() -> Iterator[None]:
-    """Nothing has been compiled, or counted."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -306,7 +305,6 @@ def _variables(more: dict[str, str] | None) -> dict[str, str]:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a script of bench/ as a module."""
     folder = ROOT / "bench"
     monkeypatch.syspath_prepend(str(folder))
     for name in {path.stem for path in folder.glob("*.py")} & set(sys.modules):

@@ -125,7 +125,6 @@ def _type() -> int:
 
 
 def prepare() -> None:
-    """Make the device, and import what tests with it need."""
     register()
     for name in ("msctx.memory.recompute", "msctx.memory.parameters", "torch._dynamo", "torch.optim"):
         import_module(name)  # once, and not in each fork

@@ -11,7 +11,6 @@ EAGER_GRAPHS = {"mode": "GRAPH_MODE", "enable_graph_kernel": False}
 
 
 def graphs() -> int:
-    """How many were captured since the test began."""
     return counters["stats"]["unique_graphs"]
 
 

@@ -9,7 +9,6 @@ from msctx.errors import NativeError
 
 
 def compiled(*command: object, result: Path) -> bytes:
-    """What a compiler leaves at *result*."""
     words = [*map(str, command), "-o", str(result)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -57,7 +57,6 @@ os._exit(0)  # torch 2.13 may abort while it takes its process groups apart
 
 
 def torchrun(count: int, program: Path) -> list[str]:
-    """The command that runs a program as so many ranks."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(program)]
 
 

@@ -56,7 +56,6 @@ def test_watched_blocks_nest():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.full
 def test_digits_in_float16(tmp_path, monkeypatch, capsys):
-    """The same accuracy as in float32, to one of 359 held-out images in a hundred."""
     monkeypatch.chdir(ROOT)
     found = {}
     for mode in ("must_keep_origin_dtype", "allow_mix_precision_fp16"):

@@ -148,7 +148,6 @@ def update(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 def shows(before: str, text: str, update: bool, page: Path = README) -> bool:
-    """Whether the page's block after the text *before* is *text*; or it is written there. Figures may be another machine's."""
     whole = page.read_text(encoding="utf-8")
     head, found, rest = whole.partition(before)
     _, inside, tail = re.split(r"^```\n(.*?)^```$", rest, maxsplit=1, flags=re.DOTALL | re.MULTILINE)

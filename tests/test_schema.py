@@ -20,7 +20,6 @@ from msctx.options.conv_policy import RulesKind
 from msctx.options.documents import scalar
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord, adapter
-from msctx.options.layers import presets
 from msctx.options.operators import Operators
 from msctx.options.yamlfile import load
 
@@ -64,13 +63,7 @@ def test_the_shipped_file_is_up_to_date() -> None:
     assert json.loads(schema.dump()) == SCHEMA
 
 
-def test_it_is_a_schema_of_draft_7() -> None:
-    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
-    Draft7Validator.check_schema(SCHEMA)
-
-
 def inside(data: Any) -> list[dict[str, Any]]:
-    """All dictionaries of the schema."""
     found = [data] if isinstance(data, dict) else []
     values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     return [*found, *(below for value in values for below in inside(value))]
@@ -114,12 +107,6 @@ def test_the_text_of_an_option_is_its_help_and_each_choice_has_its_meaning() -> 
             assert len(closed["enum"]) == len(closed["enumDescriptions"]), name
             meanings = list(getattr(option.kind, "meanings", {}).values())
             assert closed["enumDescriptions"][: len(meanings)] == meanings, name
-
-
-def test_presets_are_described_by_their_first_comment() -> None:
-    names, _ = SCHEMA["properties"]["context"]["properties"]["preset"]["anyOf"]
-    assert names["enum"] == list(presets())
-    assert all(text.endswith(".") and "yaml-language-server" not in text for text in names["enumDescriptions"])
 
 
 # --- what is taken ----------------------------------------------------------------------------------------------------

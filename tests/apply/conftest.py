@@ -11,7 +11,6 @@ from msctx.context.ledger import HELD
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Globals]:
-    """Three switches of a library that is not there: a, b and c."""
     found = Globals("a", "b", "c")
     monkeypatch.setattr(ledger, "SWITCHES", {name: found.switch(name) for name in found})
     yield found

@@ -12,7 +12,6 @@ from msctx.errors import MsctxWarning, StrictError
 
 @pytest.fixture
 def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
-    """The switch b stays as it is written."""
     change_one(monkeypatch, "b", restore="it is read only before the flood")
     return library
 
@@ -68,77 +67,57 @@ def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Global
 
 INTEROP = """
 import os, sys, traceback, warnings, torch, msctx
+found = torch.get_num_interop_threads()
+wanted, late = dict(inter_op_parallel_num=found + 3), dict(inter_op_parallel_num=found + 4, runtime_num_threads=1)
 
-def after_a_with_block():
-    options = dict(inter_op_parallel_num=torch.get_num_interop_threads() + 3)
-    wanted = options["inter_op_parallel_num"]
-    assert "stays" in msctx.explain(options).rows[0].reason, "the plan does not say that it stays"
+def told(enter):
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        enter()
+    return [str(one.message) for one in issued]
+
+def refused(enter, kind, text):
     before = msctx.state()
     try:
-        with msctx.context(strict=True, **options):
-            raise SystemExit("strict entered it")
-    except msctx.StrictError as error:
-        assert "num_interop_threads" in str(error), error
-    assert msctx.state() == before
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with msctx.context(**options):
-            assert torch.get_num_interop_threads() == wanted
-        with msctx.context(**options):
-            pass
-    assert torch.get_num_interop_threads() == wanted
-    texts = [str(w.message) for w in told if "stays" in str(w.message)]
-    assert len(texts) == len(told) == 1, told
-    with msctx.context(strict=True, **options):  # nothing would be left behind
-        pass
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with msctx.context(inter_op_parallel_num=wanted + 1, runtime_num_threads=1):
-            assert torch.get_num_threads() == 1
-            assert torch.get_num_interop_threads() == wanted
-    (told,) = told
-    assert f"operators, and only once in a process: {wanted} stays in" in str(told.message), told
-    assert torch.get_num_interop_threads() == wanted
-    (row,) = msctx.explain(inter_op_parallel_num=wanted + 1).rows
-    assert row.status == "refused" and f"{wanted} stays in force" in row.reason, row
+        enter()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise SystemExit(f"no error: {text}")
+    assert msctx.state() == before and not msctx.get_context()
 
-def by_set_context():
-    warnings.simplefilter("error")
-    wanted = torch.get_num_interop_threads() + 3
-    threads = torch.get_num_threads()
-    msctx.set_context(inter_op_parallel_num=wanted)
-    assert torch.get_num_interop_threads() == wanted
-    msctx.set_context(inter_op_parallel_num=wanted)
-    try:
-        msctx.set_context(strict=True, inter_op_parallel_num=wanted + 1, runtime_num_threads=1)
-        raise SystemExit("a second value was taken")
-    except msctx.StrictError as error:
-        assert "can only be set before" in str(error), error
-    assert (torch.get_num_interop_threads(), torch.get_num_threads()) == (wanted, threads)
-    assert msctx.get_context("strict") is not True, "refused, and yet in force"
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        msctx.set_context(inter_op_parallel_num=wanted + 1)
-    assert any("can only be set before" in str(w.message) for w in told), told
+def block(inside=lambda ctx: None, **options):
+    with msctx.context(**options) as ctx:
+        inside(ctx)
+
+def of_a_with_block():
+    assert "stays" in msctx.explain(wanted).rows[0].reason, "the plan does not say that it stays"
+    refused(lambda: block(strict=True, **wanted), msctx.StrictError, "num_interop_threads")
+    (text,) = [*told(lambda: block(**wanted)), *told(lambda: block(**wanted))]
+    assert "stays" in text and torch.get_num_interop_threads() == found + 3
+    block(strict=True, **wanted)  # nothing would be left behind
+    def inside(ctx):
+        assert (torch.get_num_threads(), torch.get_num_interop_threads()) == (1, found + 3)
+        row = ctx.plan.rows[0]
+        assert (row.status, dict(row.assignments)) == ("refused", {}) and f"{found + 3} stays in force" in row.reason, row
+    (text,) = told(lambda: block(inside, **late))
+    assert f"operators, and only once in a process: {found + 3} stays in" in text, text
+
+def of_set_context():
+    assert not told(lambda: msctx.set_context(**wanted))
+    assert torch.get_num_interop_threads() == found + 3
     msctx.reset_context()
-    assert torch.get_num_interop_threads() == wanted
+    refused(lambda: msctx.set_context(strict=True, **late), msctx.StrictError, "can only be set before")
+    assert any("can only be set before" in text for text in told(lambda: msctx.set_context(**late)))
+    msctx.reset_context()
+    assert torch.get_num_interop_threads() == found + 3
 
-def when_a_warning_of_another_option_is_an_error():
+def under_a_warning_that_is_an_error():
     warnings.simplefilter("error")
-    found = torch.get_num_interop_threads()
-    for own in (dict(), dict(enable_dump=True)):
-        options = dict(inter_op_parallel_num=found + 3, **own)
-        enters = [lambda: msctx.context(**options).__enter__()]
-        enters += [lambda: msctx.set_context(**options)] if own else []
-        for enter in enters:
-            try:
-                enter()
-                raise SystemExit(f"{options}: no warning")
-            except msctx.MsctxWarning:
-                assert torch.get_num_interop_threads() == found, options
-    assert msctx.get_context("inter_op_parallel_num", origin=True).origin == "default"
+    for enter in (block, lambda **options: msctx.set_context(**options, enable_dump=True)):
+        refused(lambda: enter(**wanted), msctx.MsctxWarning, "")
 
-for check in (after_a_with_block, by_set_context, when_a_warning_of_another_option_is_an_error):
+for check in (of_a_with_block, of_set_context, under_a_warning_that_is_an_error):
     if (child := os.fork()) == 0:  # torch takes the number once in a process
         try:
             check()

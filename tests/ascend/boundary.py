@@ -22,5 +22,4 @@ def calls(*names: str) -> list[str]:
 
 
 def fail(name: str, code: int = 500000, nth: int = 1) -> None:
-    """The nth call of a function from now on returns an error."""
     _recorder.recorder_fail(name.encode(), nth, code)

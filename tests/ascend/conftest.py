@@ -90,13 +90,11 @@ def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter],
 
 @pytest.fixture
 def graphs(ascend: Run) -> Run:
-    """Run a case where torchair and what else compiles is imported."""
     return lambda code: ascend(code, prepare="import torch._dynamo, torch._inductor.compile_fx, torchair")
 
 
 @pytest.fixture
 def compiling(graphs: Run) -> Run:
-    """Run a case after COMPILE."""
     return lambda code: graphs(COMPILE + code)
 
 

@@ -143,7 +143,6 @@ def _run(*command: str) -> str:
 
 
 def variables(*, soc: str = "Ascend910B1", cann: str = "8.5.0", devices: int = 2, memory_mb: int = 65536) -> dict[str, str]:
-    """The environment of a process on such a machine."""
     cann_home, paths = recorder(), (str(wheel()), str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(cann_home / "lib64"), os.environ.get("LD_LIBRARY_PATH", "")))),

@@ -51,7 +51,6 @@ def refused(**options):
 
 @pytest.fixture
 def capturing(graphs: Run) -> Run:
-    """Run a case after MODEL."""
     return lambda code: graphs(MODEL + code)
 
 
@@ -139,7 +138,6 @@ with msctx.context(enable_graph_kernel=False):
 
 
 def test_files_and_logs_of_what_is_captured(capturing: Run) -> None:
-    """Dynamo and AOTAutograd trace for torchair, too."""
     capturing("""
 import logging
 from pathlib import Path

@@ -25,7 +25,6 @@ def test_dumps_hold_what_is_on_the_device(ascend: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_on_the_device_is_named(ascend: Run, tmp_path: Path) -> None:
-    """The recorder computes nothing: in place, what came in stays."""
     ascend(f"""
         import warnings
         x, y = torch.ones(4, 4).npu(), torch.full((4, 4), float("nan")).npu()

@@ -25,7 +25,6 @@ def compiling_in_folders(compiling: Run, tmp_path: Path) -> Run:
 
 
 def test_paths_lead_where_they_did_when_they_were_set(compiling_in_folders: Run) -> None:
-    """CANN and torchair come to them later, when the program may be in another directory."""
     compiling_in_folders("""
 from torch_npu import _C
 os.chdir(first)

@@ -7,7 +7,6 @@ from msctx.cli import main
 
 @pytest.fixture
 def msctx(capsys, monkeypatch):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "160")
 
     def msctx(*argv: str) -> tuple[int, str, str]:

@@ -19,12 +19,6 @@ from msctx.run.config import read
 from msctx.run.runner import config
 
 
-def test_a_healthy_machine():
-    found = {check.name: check for check in checks()}
-    assert found["torch"].status == "ok"
-    assert all(check.fix for check in found.values() if check.status != "ok")
-
-
 def test_without_torch(passes_fresh):
     out = passes_fresh("""
         import sys
@@ -76,7 +70,6 @@ ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, ["gemm strict"] * 2, "2026-
 
 @pytest.fixture
 def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """Run a command; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: Any) -> tuple[int, str, str]:

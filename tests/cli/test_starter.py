@@ -5,14 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft7Validator
 
 import msctx
 from msctx import schema
 from msctx.cli import explain, main
 from msctx.options import OPTIONS, find
 from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
-from msctx.options.yamlfile import parse
 from msctx.reference import on_device
 from msctx.run.config import read
 
@@ -34,15 +32,6 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), out, err
 
 
-def test_it_can_be_read_at_a_glance() -> None:
-    assert len(LINES) <= 90
-    assert max(map(len, LINES)) <= 120
-    assert "\n\n\n" not in TEXT
-    headings = [line for line in LINES if line.startswith("  # --- ")]
-    assert len(headings) == len(explain.GROUPS) + 1
-    assert all(LINES[LINES.index(heading) - 1] == "" for heading in headings)
-
-
 def test_it_offers_known_options_that_take_effect_somewhere() -> None:
     names = [name for group in explain.GROUPS.values() for name in group]
     assert len(names) == len(set(names))
@@ -51,13 +40,6 @@ def test_it_offers_known_options_that_take_effect_somewhere() -> None:
         option = OPTIONS[name]
         assert any(on_device(option, device).status in ("honoured", "approximated") for device in option.devices), name
         assert sum(re.match(rf"  (# )?{name}: ", line) is not None for line in LINES) == 1
-
-
-def test_each_option_stands_below_what_it_does() -> None:
-    for number, line in enumerate(LINES):
-        if re.match(r"  (# )?[a-z_0-9]+: ", line) and number < LINES.index("experiment:"):
-            assert re.match(r"  # [A-Za-z-]", LINES[number - 1]), line
-            assert number - 1 not in COMMENTED
 
 
 def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,14 +69,6 @@ def test_each_line_can_be_taken_in(number: int, folder: Path) -> None:
     else:
         assert any(spelling.split(".")[0] == key for spelling in levels["yaml"].settings)
         assert find(key) is not None or key == "gpu_config"
-
-
-def test_all_lines_can_be_taken_in_together(folder: Path) -> None:
-    assert len(COMMENTED) >= 15
-    lines = [line.replace("# ", "", 1) if number in COMMENTED else line for number, line in enumerate(LINES)]
-    (folder / "mine.yaml").write_text("\n".join(lines), encoding="utf-8")
-    assert len(read("mine.yaml").levels["yaml"].settings) == len(COMMENTED) - 1 + len(explain.SET)
-    assert Draft7Validator(schema.build()).is_valid(parse("\n".join(lines), "mine.yaml").data)
 
 
 ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.yaml", "a\nb.yaml", "1e5.yaml"]

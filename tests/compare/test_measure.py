@@ -24,7 +24,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Time that passes where a run says so."""
     made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
     monkeypatch.setattr(result, "time", made)
     return made

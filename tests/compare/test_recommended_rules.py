@@ -29,7 +29,6 @@ def comparison(folder: Path, problems: list[Any], context: str = "{}") -> Compar
 
 
 def check(of: Comparison, speeds: Speeds) -> Result:
-    """What is recommended runs what was chosen."""
     found = result_of(of, measured(of, speeds), {})
     options: dict[str, Any] = {point.name: point.options for point in of.points} | {"": {}}
     chosen = []

@@ -10,7 +10,6 @@ from msctx.context.base import BASE
 
 @pytest.fixture
 def base() -> Iterator[None]:
-    """For tests of set_context: takes it back at the end."""
     yield
     msctx.reset_context()
 

@@ -62,8 +62,6 @@ def test_bind_after_the_scope_has_closed_enters_it_afresh(exact_state: State) ->
 
 
 class Work:
-    """A function that runs until it may end."""
-
     def __init__(self) -> None:
         self.started, self.may_end = threading.Event(), threading.Event()
 

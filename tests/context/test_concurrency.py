@@ -63,7 +63,6 @@ def test_a_thread_born_inside_a_scope_restores_what_later_threads_get() -> None:
 
 
 def test_many_threads_at_once(exact_state: State) -> None:
-    """Whatever overlaps is refused; in the end all is as it was."""
     before = exact_state()
     options: list[dict[str, Any]] = [
         {"deterministic": "ON"},

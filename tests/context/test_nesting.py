@@ -112,7 +112,6 @@ def batches() -> Iterator[int]:
 
 
 def test_a_generator_that_is_closed_inside_another_context(exact_state: State) -> None:
-    """As by ``break`` in a loop over it: no exception has left the inner block."""
     before, generator = exact_state(), batches()
     next(generator)
     with msctx.context(deterministic="ON"):
@@ -162,5 +161,4 @@ assert most[0] <= 60 and most[1] <= 15, most
 
 
 def test_entering_and_leaving_runs_few_functions(passes: Callable[..., str]) -> None:
-    """A newcomer can follow it."""
     passes(COUNT)

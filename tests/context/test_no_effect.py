@@ -85,7 +85,6 @@ def test_a_warning_turned_into_an_error_leaves_nothing_behind(exact_state: State
     ids=str,
 )
 def test_numbers_that_no_machine_takes(base: None, exact_state: State, options: dict[str, int]) -> None:
-    """Refused while checking, or by the switch; never by an error from below."""
     before = exact_state()
     try:
         with msctx.context(deterministic="ON", **options):

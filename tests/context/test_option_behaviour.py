@@ -108,7 +108,6 @@ def test_a_target_that_is_not_here(base: None, exact_state: State) -> None:
 
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
-    """By a with-block in a loop, whose options are otherwise read once."""
     file = tmp_path / "env.json"
     found = []
     for value in ("true", "false", "true"):

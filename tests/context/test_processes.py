@@ -13,7 +13,6 @@ import msctx
 
 @pytest.fixture(scope="module")
 def spawned() -> Iterator[ProcessPoolExecutor]:
-    """A worker process that shares nothing with this one."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
 

@@ -82,7 +82,6 @@ class Draws(torch.utils.data.Dataset[Any]):
 
 
 def test_each_rank_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is made under the seed, the training runs in a block inside."""
     models, found = [], []
     for rank in ("0", "1", "1"):
         monkeypatch.setenv("RANK", rank)

@@ -40,7 +40,6 @@ class Hooked(nn.Module):
 
 
 def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None:
-    """torch's explanation is empty there, and the line is its own."""
     where = f"{__file__}:{Hooked.forward.__code__.co_firstlineno + 1}"
     with msctx.context(**EAGER_GRAPHS) as ctx:
         Hooked()(torch.randn(2, 3, requires_grad=True)).sum().backward()
@@ -140,7 +139,6 @@ def dynamos(caught: pytest.ExceptionInfo[Exception]) -> set[str]:
 
 @torch.library.custom_op("msctx_tests::half", mutates_args=())
 def half(x: torch.Tensor) -> torch.Tensor:
-    """Its shape is unknown until it runs."""
     return x / 2
 
 

@@ -32,7 +32,6 @@ class Layer(nn.Module):
 
 
 def gelu_new(v: torch.Tensor) -> torch.Tensor:
-    """As transformers writes it."""
     return 0.5 * v * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (v + 0.044715 * torch.pow(v, 3.0))))
 
 

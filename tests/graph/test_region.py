@@ -15,7 +15,6 @@ ALL = {"Conv2d", "Add", "BatchNorm", "Relu", "Mean", "Linear"}
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The operators of the graphs that are compiled."""
     from torch._dynamo.backends import debugging
 
     found: set[str] = set()

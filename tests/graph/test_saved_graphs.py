@@ -27,7 +27,6 @@ def train(backend: str = "inductor") -> torch.Tensor:
 
 
 def stems(folder: Path, suffix: str = "ir") -> list[str]:
-    """In the order of their numbers."""
     found = [m for path in folder.iterdir() if (m := NUMBERED.fullmatch(path.name)) and m["suffix"] == suffix]
     return [m["stem"] for m in sorted(found, key=lambda m: int(m["serial"]))]
 

@@ -68,7 +68,6 @@ def written(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_what_is_replaced_and_what_stays(function: Callable[..., torch.Tensor], passes: str, times: int) -> None:
-    """Results and gradients are those of eager code."""
     torch._dynamo.reset()
     counters.clear()
     results = []

@@ -48,7 +48,6 @@ def fit(model: Small, callback: MsctxCallback, folder: Path, **more: Any) -> Non
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1 * 2.0**-24}])
 def test_a_loss_in_float16_is_scaled(more: dict[str, Any], tmp_path: Path) -> None:
-    """The weights are those of float32 but for float16's rounding."""
     found = {}
     with warnings.catch_warnings(), watched() as counted:
         warnings.simplefilter("error", msctx.MsctxWarning)

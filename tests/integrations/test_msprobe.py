@@ -21,7 +21,6 @@ CHANGED = "Aten.addmm.1.forward"
 
 
 def dumped(path: Path, weight: float = 1.0, data: str = "stats") -> Path:
-    """The folder of a dump of one step."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), nn.Linear(4, 4))
     with torch.no_grad():
@@ -45,7 +44,6 @@ def _interpreter() -> Iterator[Interpreter]:
 
 @pytest.fixture
 def msprobe(_interpreter: Interpreter, passed: Callable[..., str]) -> Msprobe:
-    """A command of msProbe's, in a process of its own."""
 
     def run(*words: str | Path) -> None:
         command = ["msprobe", *map(str, words)]

@@ -12,7 +12,6 @@ Suite = Callable[..., str]
 
 @pytest.fixture
 def suite(tmp_path: Path, passes: Callable[..., str]) -> Suite:
-    """Runs a suite; returns what pytest prints, and at the end its exit code."""
 
     def run(source: str, *words: str) -> str:
         (tmp_path / "test_suite.py").write_text(textwrap.dedent(source))

@@ -10,7 +10,6 @@ from msctx import migrate
 
 @pytest.fixture
 def write(tmp_path) -> Write:
-    """A script with this text; gives its path."""
 
     def write(text: str | bytes, name: str = "train.py") -> str:
         path = tmp_path / name

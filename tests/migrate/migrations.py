@@ -26,7 +26,6 @@ def meaning(layer: Layer) -> dict[str, dict[str, Any]]:
 
 
 def reported(migration: migrate.Migration) -> list[str]:
-    """The problems, each as its line and text."""
     return [f"{p.mark.line if p.mark else '-'} {p.path}: {p.text}" for p in migration.problems]
 
 

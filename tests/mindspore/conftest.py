@@ -22,5 +22,4 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture
 def absent() -> str:
-    """A target that is not on this machine."""
     return "Ascend" if "ascend" not in devices.here() else "GPU"

@@ -35,7 +35,6 @@ NEAR = st.lists(WORDS | st.text(max_size=8)).map("\n".join) | st.dictionaries(
 
 
 def only(parsed: Document) -> tuple[str, str]:
-    """The place and the text of the one problem."""
     (problem,) = parsed.problems
     return str(problem.mark), problem.text
 

@@ -11,7 +11,6 @@ from msctx.options.operators import ALIASES, CANN, CLASS_OF, Operators
 
 
 def functional(name):
-    """Whether an overload makes new tensors of tensors."""
     space, _, plain = name.rpartition("::")
     operator = getattr(getattr(torch.ops, space or "aten"), plain)
     for overload in operator.overloads():

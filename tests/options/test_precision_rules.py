@@ -36,25 +36,6 @@ def test_newer_words_mean_the_same(v2):
     assert mine == theirs
 
 
-def test_mixlist_moves_operators():
-    lists = {
-        "black-list": {"to-add": ["MatMul"], "to-remove": ["SoftmaxV2"]},
-        "white-list": {"to-add": ["relu"], "to-remove": ["conv2d"]},
-        "gray-list": {"to-add": ["exp"]},
-    }
-    found = rules(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists)
-    assert found["mm"].computes_in("bfloat16") == "float32"
-    assert found["mm"].why == "modify_mixlist black-list.to-add MatMul"
-    for gray in ("softmax", "conv2d", "exp"):
-        assert (found[gray].computes_in("float32"), found[gray].computes_in("bfloat16"), found[gray].follows) == (
-            "float32",
-            "bfloat16",
-            True,
-        )
-    assert found["relu"].computes_in("float32") == "bfloat16"
-    assert found["bmm"].computes_in("float32") == "bfloat16"
-
-
 def test_adding_wins_over_removing():
     lists = {"white-list": {"to-remove": ["mm"]}, "black-list": {"to-add": ["mm"]}}
     found = rules(precision_mode="allow_mix_precision", modify_mixlist=lists)
@@ -86,22 +67,6 @@ def test_a_way_of_computing_is_laid_over_the_mode(mode, op, way):
     assert rule.gives("bfloat16") == given
 
 
-def test_check_of_indices_leaves_the_dtypes_of_the_mode():
-    content = {"ByOpType": {"gather": "support_out_of_bound_index", "mm": "support_out_of_bound_index"}, "ByNodeName": {}}
-    found = rules(precision_mode="allow_mix_precision", op_precision_mode=content)
-    assert found["gather"].checks_index
-    assert found["gather"].widest
-    assert not found["mm"].checks_index
-    assert found["mm"].computes_in("float32") == "float16"
-
-
-def test_op_precision_mode_by_name_is_of_one_module():
-    content = {"ByOpType": {}, "ByNodeName": {"head": "high_precision"}}
-    found = precision_of(text_of({"precision_mode": "allow_mix_precision", "op_precision_mode": content}))
-    assert found.rules["mm"].computes_in("float32") == "float16"
-    assert found.modules["head"]["mm"].computes_in("float16") == "float32"
-
-
 @pytest.mark.parametrize(
     ("value", "types", "accurate"),
     [
@@ -121,9 +86,3 @@ def test_what_rounds_nothing_has_one_implementation():
     assert not set(operators.EXACT) & set(CHOOSABLE)
     content = {"ByOpType": {"relu": "high_precision"}, "ByNodeName": {}}
     assert rules(op_precision_mode=content) == {}
-
-
-def test_customize_dtypes():
-    content = {"ByOpType": {"MatMul": {"InputDtype": ["float32", "float32"], "OutputDtype": ["float16"]}}, "ByNodeName": {}}
-    rule = rules(precision_mode="force_fp16", customize_dtypes=content)["mm"]
-    assert (rule.inputs, rule.outputs) == (("float32", "float32"), ("float16",))

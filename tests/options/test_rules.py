@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 
 
 def row(values: dict[str, Any], name: str, device: str = "cpu") -> Row:
-    """The row of the spelling *name* in the plan of *values*."""
     (found,) = [r for r in msctx.explain(values, device=device).rows if r.spelling == name]
     return found
 
@@ -51,7 +50,6 @@ def oom(tmp_path: Path) -> str:
 
 
 def sample(when: rules.When, oom: str) -> Any:
-    """A value with which a condition holds."""
     option = OPTIONS[when.name]
     candidates = [*when.values, *[oom] * (when.name == "op_debug_config"), example(option), 2, 5, 600, 1000]
     for value in candidates:

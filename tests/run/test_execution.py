@@ -41,7 +41,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(run_forked: Run) -> Run:
-    """What `msctx exec` with these words prints, and how it ends."""
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         code = f"""
@@ -166,7 +165,6 @@ def test_a_python_without_torch_reads_nothing_of_ours() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None:
-    """Of one without a terminal."""
     program = (
         "import signal, sys, time\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit(11))\n"
         "print('on', flush=True)\ntime.sleep(60)"

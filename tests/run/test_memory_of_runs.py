@@ -18,7 +18,6 @@ MB = 2**20
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_of_tests_before(only_new_objects_are_searched: None) -> None:
-    """An error that was caught holds the frames it went through, and so their tensors, until they are collected."""
     gc.collect()
 
 

@@ -45,7 +45,6 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 @pytest.mark.full
 def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) -> None:
-    """A run that fails does not end it."""
     out = tmp_path / "out"
     code, text, told = run(
         capsys, experiment, "--sweep", "deterministic=ON,OFF", "--sweep", "args.scale=3,2.5", "--out", str(out)

@@ -186,8 +186,6 @@ def test_a_mode_left_inside_is_told(module):
 
 
 class Waited:
-    """Like an event: done when it was asked often enough."""
-
     def __init__(self, asks: float) -> None:
         self.asks = asks
 

@@ -23,7 +23,6 @@ def test_policies_bring_the_library_of_their_place() -> None:
 
 
 def test_the_library_reads_each_field_by_its_name() -> None:
-    """Each moves what the library decides by it in tests/native."""
     read = {*re.findall(r'given\["(\w+)"\]', (KERNEL_SOURCES / "common" / "policy.cpp").read_text("utf-8"))}
     algorithms = {*map(option_of, REQUESTED), *RULES}
     assert {f.name for f in fields(ConvPolicy)} - algorithms == read - {"rules"}

@@ -72,7 +72,6 @@ def test_a_cap_smaller_than_the_context_is_an_error():
 
 
 def segments() -> set[tuple[int, bool]]:
-    """The sizes of what the allocator holds, and whether each can grow."""
     return {(segment["total_size"], segment["is_expandable"]) for segment in torch.cuda.memory_snapshot()}
 
 

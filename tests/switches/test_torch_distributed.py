@@ -16,7 +16,6 @@ import msctx
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    """A process group of this process alone."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=900))
     yield distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     dist.destroy_process_group()

@@ -71,7 +71,6 @@ def backward(x: Any, w: Any, g: Any) -> Any:
 
 
 def kernels(function: Callable[..., Any], window: int) -> set[str]:
-    """The operators that the compiled code calls."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode

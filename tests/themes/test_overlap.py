@@ -8,15 +8,6 @@ from pathlib import Path
 import pytest
 from ranks import two_ranks
 
-import msctx
-
-
-def test_options_about_watched_models_warn_where_none_is_watched() -> None:
-    for name, value in (("hcom_parallel", False), ("parallel_speed_up_json_path.enable_opt_shard_comm_opt", True)):
-        with pytest.warns(msctx.MsctxWarning, match=r"did nothing"), msctx.context(**{name: value}):
-            pass
-
-
 # --- what inductor makes of it ----------------------------------------------------------------------------------------
 
 ORDER = """

@@ -26,7 +26,6 @@ def node(backend: str, op: str) -> str:
 
 
 def old_getters_answer() -> bool:
-    """Whether code that knows only the old API still runs."""
     with torch.backends.cudnn.flags(enabled=True):
         return isinstance(torch.backends.cudnn.allow_tf32, bool)
 

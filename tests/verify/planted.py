@@ -28,7 +28,6 @@ def of_process(x: torch.Tensor) -> torch.Tensor:
 
 @own("scatter")
 def scatter(x: torch.Tensor) -> torch.Tensor:
-    """Sums in an order that changes from run to run, as threads do that race."""
     rows = [*range(len(x))]
     random.Random(os.urandom(8)).shuffle(rows)
     total = torch.zeros_like(x)

@@ -19,7 +19,6 @@ SOURCE = FILE.read_text(encoding="utf-8").splitlines()
 
 
 def line(text: str) -> str:
-    """Where it stands in planted.py."""
     return f"planted.py:{next(number for number, one in enumerate(SOURCE, 1) if text in one)}"
 
 
@@ -163,7 +162,6 @@ def test_ctrl_c_ends_both_runs() -> None:
 
 
 def having(mark: dict[str, str]) -> list[str]:
-    """The processes that have these variables."""
     found, (text,) = [], [f"{name}={value}\0".encode() for name, value in mark.items()]
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
