@@ -18,7 +18,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import ChoiceKind, Int, Kind, Share, TextKind, check, nowhere
+from msctx.options.kinds import Int, Kind, Share, TextKind, ValueKind, check, nowhere
 from msctx.options.layers import collected
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
@@ -49,8 +49,8 @@ class Keys(BaseModel):
     model: Annotated[
         str, TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input")
     ] = ""
-    directions: list[Annotated[str, ChoiceKind(DIRECTIONS)]] = [*DIRECTIONS]
-    phases: list[Annotated[str, ChoiceKind(PHASES)]] = [*PHASES]
+    directions: list[Annotated[str, ValueKind(DIRECTIONS)]] = [*DIRECTIONS]
+    phases: list[Annotated[str, ValueKind(PHASES)]] = [*PHASES]
     seconds: Annotated[float, Kind("seconds, more than 0", gt=0, lt=86400)] = 1.0
     """To be spent on each row."""
     repetitions: Int(1, 1000) = 3  # type: ignore[valid-type]

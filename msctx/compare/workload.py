@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options.documents import Document
-from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, check, refusal
+from msctx.options.kinds import BadValue, Bool, Int, Kind, ValueKind, check, refusal
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
 
@@ -105,7 +105,7 @@ class _Layer(BaseModel):
     problem: ClassVar[Any]
 
     name: Annotated[str, BeforeValidator(str)] = ""
-    dtype: Annotated[str, ChoiceKind(DTYPES)] = DTYPES[0]
+    dtype: Annotated[str, ValueKind(DTYPES)] = DTYPES[0]
     count: Int(1) = 1  # type: ignore[valid-type]
 
 
@@ -135,7 +135,7 @@ class ConvLayer(_Layer):
     output_padding: _Along = (0,)
     groups: Int(1) = 1  # type: ignore[valid-type]
     transposed: Bool = False
-    layout: Annotated[str, ChoiceKind(LAYOUTS)] = LAYOUTS[0]
+    layout: Annotated[str, ValueKind(LAYOUTS)] = LAYOUTS[0]
 
     @property
     def problem(self) -> ConvProblem:

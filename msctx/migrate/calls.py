@@ -12,6 +12,7 @@ from typing import Any
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
 from msctx.options import find, is_dictionary
+from msctx.vocabulary import DEFAULTS
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
@@ -25,8 +26,6 @@ PARAMETERS = {
     "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
 }
 """Function → its parameters, in order. All other setters have one parameter, whatever its name."""
-IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
-"""What a call without arguments sets."""
 
 SPREAD = "how work is spread over devices is set by torch.distributed and its wrappers (DDP, FSDP)"
 NO_COUNTERPART = {
@@ -211,8 +210,8 @@ class Reader:
         names = ["value"]
         if function in PARAMETERS:
             names = [*parameters[: len(call.args)], *(keyword.arg or "" for keyword in call.keywords)]
-        implied = {} if parts else IMPLIED.get(function, {})
-        fits = len({*names}) == len(parts) and {*names} <= {*parameters} and (parts or implied)
+        is_implied = not parts and function in DEFAULTS
+        fits = len({*names}) == len(parts) and {*names} <= {*parameters} and (parts or is_implied)
         if not fits:
             takes = ", ".join(parameters) if function in PARAMETERS else "one value"
             found.leave_out(f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}")
@@ -226,8 +225,8 @@ class Reader:
                 self._option(spelling, node, found)
             else:
                 self._leave_out(spelling, node, found, "no option of msctx stands behind it")
-        for name, value in implied.items():
-            found.given.append(Entry(_spelling(function, name), value, "", found.mark))
+        if is_implied:
+            found.given.append(Entry(_spelling(function, next(iter(parameters), "")), DEFAULTS[function], "", found.mark))
 
 
 def _spelling(function: str, parameter: str) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from msctx.options import registry
-from msctx.options.kinds import BadValue, ChoiceKind, Size, TextKind, ValueKind, show
+from msctx.options.kinds import BadValue, Size, TextKind, ValueKind, show
 from msctx.shipped import KERNEL_SOURCES
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -45,9 +45,9 @@ RULES = {"conv_algo_rules": tuple(map(option_of, DIRECTIONS)), "matmul_algo_rule
 
 
 @cache
-def _algorithms(direction: str) -> ChoiceKind:
+def _algorithms(direction: str) -> ValueKind:
     kind = registry.option_of(option_of(direction)).kind
-    assert isinstance(kind, ChoiceKind)
+    assert isinstance(kind, ValueKind)
     return kind
 
 

@@ -168,7 +168,7 @@ class ValueKind(Kind):
 
     Args:
         aliases: the other spellings, each with the choice it leads to; pairs, since True and 1 are one key.
-        meanings: choice → a few words.
+        meanings: choice → a few words; only a set that an option has for itself has them.
     """
 
     def __init__(
@@ -207,10 +207,6 @@ class ValueKind(Kind):
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class ChoiceKind(ValueKind):
-    """The values of an option with a dedicated set."""
 
 
 class Size(int):
@@ -301,7 +297,7 @@ def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
 BOOL = ValueKind((True, False))
 """0 and 1 are numbers here, not truth values."""
 _TRUTH = [(True, "ON"), (False, "OFF"), (1, "ON"), (0, "OFF")]
-ON_OFF = ValueKind(("ON", "OFF"), _TRUTH, {"ON": "switched on", "OFF": "switched off"})
+ON_OFF = ValueKind(("ON", "OFF"), _TRUTH)
 FLAG = ValueKind((0, 1), [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
 TEXT_FLAG = ValueKind(("0", "1"), [(True, "1"), (False, "0"), ("ON", "1"), ("OFF", "0"), (1, "1"), (0, "0")])
 """As some of CANN's options have a flag."""
@@ -343,7 +339,7 @@ def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> A
         meanings: value → a few words.
         aliases: another spelling → the value it stands for.
     """
-    return Annotated[Any, ChoiceKind([*meanings], [*(aliases or {}).items()], meanings)]
+    return Annotated[Any, ValueKind([*meanings], [*(aliases or {}).items()], meanings)]
 
 
 def TextList(allowed: str, separator: str = ",") -> Any:

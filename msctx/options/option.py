@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from msctx.options.kinds import ChoiceKind, Kind, ValueKind
+from msctx.options.kinds import Kind, ValueKind
 
 if TYPE_CHECKING:
     from msctx.options.formats import Format
@@ -107,8 +107,8 @@ class Option:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values of an option that has a closed set of them."""
-        return self.kind.choices if isinstance(self.kind, ChoiceKind) else ()
+        """The values of an option that has a closed set of its own."""
+        return self.kind.choices if isinstance(self.kind, ValueKind) and self.kind.meanings else ()
 
     @property
     def format(self) -> Format | None:

@@ -12,7 +12,6 @@ from samples import example, values
 
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, find, make_layer
-from msctx.options.kinds import ChoiceKind
 from msctx.options.option import device_of, rank_of
 from msctx.reference import DICTIONARIES, catalogue, paths
 
@@ -88,8 +87,7 @@ def test_every_alias_leads_to_a_choice_and_every_choice_is_explained() -> None:
             assert canonical(option.name, alias) == choice
             assert choice in option.kind.choices
     for option in CHOOSING:
-        assert isinstance(option.kind, ChoiceKind)
-        meanings = option.kind.meanings
+        meanings = getattr(option.kind, "meanings", {})
         assert set(meanings) == set(option.choices)
         assert all(3 <= len(text.split()) <= 16 and not text.endswith(".") for text in meanings.values())
 
