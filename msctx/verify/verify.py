@@ -105,7 +105,7 @@ def _look(file: str | None, sides: Sequence[Side], finding: Finding, call: Call)
 
 TEXTS = {
     "operator": "its inputs agree and its outputs differ",
-    "random": "the runs drew different random numbers: set seed (experiment.seed=0)",
+    "random": "the runs drew different random numbers: set seed=0",
     "input": "{} differs, and no operator before it computed that: a parameter, data, a number of the program, random numbers of "
     "Python or NumPy, or uninitialised memory",
     "compiled": "compiled and eager code differ by more than rounding",
