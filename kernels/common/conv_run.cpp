@@ -384,7 +384,7 @@ const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
 
 size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
   if (is_empty(p)) return 0;
-  return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
+  return workspace_of(algorithm, p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
 }
 
 static bool run_together(
@@ -403,7 +403,7 @@ static bool run_together(
   const bool transforms = algorithm.most_spread > 0.0;
   const Rounding rounding = transforms ? rounding_of(table, p, op, t, weight, parallel) : Rounding{0.0, 0.0};
   if (!std::isnan(rounding.norm)) {
-    const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
+    const Scratch scratch(memory, workspace_of(algorithm, p, op, parallel.threads));
     Raised raised(algorithm, p, op, t, memory, parallel);
     const bool finishes = algorithm.finishes && op != Op::backward_weight;
     if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) raised.tensors.epilogue = nullptr;
@@ -431,7 +431,7 @@ static bool run_together(
   {
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
     Plain plain(p, op, t, memory, parallel);
-    const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
+    const Scratch scratch(memory, workspace_of(safe, p, op, parallel.threads));
     if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(weight(plain_weight));
     safe.run(p, op, plain.tensors, weight, scratch.data, parallel);
   }
@@ -463,15 +463,16 @@ bool conv_run(
   return again;
 }
 
-void msctx_bias_gradient(
+int msctx_bias_gradient(
     const ConvProblem* p, const void* y, int channels_last, int64_t channels, int64_t positions, void* bias, const Parallel* parallel) {
-  generic::with_type(p->dtype, [&](auto zero) {
+  const auto sums = [&](auto zero) {
     using T = decltype(zero);
     if (channels_last)
       sum_channels_last(static_cast<const T*>(y), p->n * positions, channels, static_cast<T*>(bias), *parallel);
     else
       sum_channels(static_cast<const T*>(y), p->n, channels, positions, static_cast<T*>(bias), *parallel);
-  });
+  };
+  return done([&] { generic::with_type(p->dtype, sums); });
 }
 
 }  // namespace msctx

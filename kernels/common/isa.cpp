@@ -45,7 +45,7 @@ bool has_amx() {  // bf16, tiles, int8; and AVX-512's conversions to bfloat16
 }
 bool has_amx_fp16() { return has_amx() && has_bit(1, 0, 21); }
 
-// The rows of the matrix unit, then those of AVX-512 for all that they cannot take.
+// The rows of AMX, then those of AVX-512 for all that they cannot take.
 template <const ConvTable& (*tiles)()>
 const ConvTable& with_others() {
   static const auto* rows = [] {

@@ -1,9 +1,11 @@
 // Sums of magnitudes, in float64, of float32 problems.
-#include "common/run.h"
-
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
+
+#include "common/run.h"
+#include "msctx/process.h"
 
 namespace msctx {
 namespace {
@@ -62,7 +64,11 @@ struct Factors {
 template <class Of>
 Factors largest_of(int64_t tasks, const Parallel& parallel, const Of& of) {
   std::vector<Factors> found(size_t(tasks), Factors{});
-  parallel_for(parallel, tasks, [&](int64_t task, int) { found[size_t(task)] = of(task); });
+  std::atomic<bool> all_done{true};
+  parallel_for(parallel, tasks, [&](int64_t task, int) {
+    if (!done([&] { found[size_t(task)] = of(task); })) all_done = false;
+  });
+  if (!all_done) throw std::bad_alloc();
   Factors all;
   for (const Factors& each : found) all.raise_to(each);
   return all;

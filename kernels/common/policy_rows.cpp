@@ -45,7 +45,7 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   if (looks_at_all(row) && batch_invariant && is_product)
     why.push_back("the values of other rows decide how it computes one, and batch_invariant=True requires the same bits");
-  if (looks_at_all(row)) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
+  if (looks_at_all(row)) bytes = std::max(bytes, workspace_of(*safe_, call.problem, op, 1));
   if (!is_product && workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
         "its workspace of " + in_words(int64_t(bytes)) + " is above conv_workspace_limit=" + in_words(workspace_limit));

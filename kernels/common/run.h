@@ -17,6 +17,9 @@ constexpr const char* safe_algorithm = "gemm";
 bool conv_run(
     const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Kept*, const Memory&, const Parallel&,
     bool images_apart = false);
+inline size_t workspace_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
+  return algorithm.workspace ? algorithm.workspace(p, op, threads) : 0;
+}
 // Bytes beside the tensors, those of a prepared weight in its first form included.
 size_t memory_of(const ConvAlgorithm&, const ConvProblem&, Op, int threads);
 

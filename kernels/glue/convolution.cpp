@@ -247,7 +247,7 @@ at::Tensor gradient_of_bias(const UnderPolicy& asked, const at::Tensor& grad_out
   at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
   const int64_t positions = asked.call->transposed ? volume(asked.call->problem.in) : volume(asked.call->problem.out);
   const Parallel threads = threads_of_torch();
-  msctx_bias_gradient(&asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), &threads);
+  check(msctx_bias_gradient(&asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), &threads));
   return result;
 }
 

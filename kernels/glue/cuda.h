@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "msctx/table.h"
+#include "msctx/conv.h"
 
 namespace msctx::glue {
 

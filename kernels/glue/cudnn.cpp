@@ -33,19 +33,23 @@ struct Cudnn {
   int (*set_convolution)(Descriptor, int dims, const int* pad, const int* stride, const int* dilation, int mode, int type) = nullptr;
   int (*set_groups)(Descriptor, int) = nullptr;
   int (*set_math)(Descriptor, int) = nullptr;
-  // By Op; the descriptors in the order of cuDNN's own parameters.
-  int (*workspace[3])(Handle, Descriptor, Descriptor, Descriptor, Descriptor, int, size_t*) = {};
-  int (*forward)(
-      Handle, const void* alpha, Descriptor x, const void*, Descriptor w, const void*, Descriptor, int, void*, size_t, const void* beta,
-      Descriptor y, void*) = nullptr;
-  int (*backward_data)(
-      Handle, const void* alpha, Descriptor w, const void*, Descriptor y, const void*, Descriptor, int, void*, size_t, const void* beta,
-      Descriptor x, void*) = nullptr;
-  int (*backward_filter)(
-      Handle, const void* alpha, Descriptor x, const void*, Descriptor y, const void*, Descriptor, int, void*, size_t, const void* beta,
-      Descriptor w, void*) = nullptr;
+  // By Op; the tensors in the order of cuDNN's own parameters: see in_order.
+  int (*workspace[3])(Handle, Descriptor, Descriptor, Descriptor convolution, Descriptor, int algorithm, size_t*) = {};
+  int (*run[3])(
+      Handle, const void* alpha, Descriptor, const void*, Descriptor, const void*, Descriptor convolution, int algorithm, void* memory, size_t,
+      const void* beta, Descriptor, void*) = {};
 };
 Cudnn cudnn;
+
+// What an Op reads, and what it writes.
+template <class T>
+std::array<T, 3> in_order(Op op, T x, T w, T y) {
+  switch (op) {
+    case Op::forward: return {x, w, y};
+    case Op::backward_data: return {w, y, x};
+    default: return {x, y, w};
+  }
+}
 
 // --- descriptors -----------------------------------------------------------------------------------------------------
 
@@ -98,20 +102,11 @@ struct Described {
     if (convolution) cudnn.drop_convolution(convolution);
   }
 
-  // In the order of the parameters of an Op's queries.
-  std::array<Descriptor, 4> in_order(Op op) const {
-    switch (op) {
-      case Op::forward: return {x, w, convolution, y};
-      case Op::backward_data: return {w, y, convolution, x};
-      default: return {x, y, convolution, w};
-    }
-  }
-
   const std::pair<int, size_t>& asked_for(Op op, int algorithm) {
     const auto [found, is_new] = support.try_emplace({op, algorithm});
     if (is_new) {
-      const auto [a, b, c, d] = in_order(op);
-      found->second.first = cudnn.workspace[int(op)](cudnn.handle(), a, b, c, d, algorithm, &found->second.second);
+      const auto [a, b, result] = in_order(op, x, w, y);
+      found->second.first = cudnn.workspace[int(op)](cudnn.handle(), a, b, convolution, result, algorithm, &found->second.second);
     }
     return found->second;
   }
@@ -144,34 +139,23 @@ Described& described(const ConvProblem& p, bool tf32) {
 // --- rows ------------------------------------------------------------------------------------------------------------
 
 struct Named {
+  Direction direction;
   const char* name;
   int number[3];  // that of each Op; -1: the Op has none of this name
 };
-// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward; algorithms of these that the options have no
-// name for in this direction are for performance. `direct` has a number, too (3), but cuDNN never implemented it.
-constexpr Named fprop[] = {
-    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
-    {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}},
-    {"winograd_nonfused", {7, 5, -1}}, {"algo_0", {-1, 0, -1}},      {"algo_1", {-1, 1, -1}},
+constexpr auto fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
+// A transposed convolution's fprop is a backward_data, its dgrad a forward; algorithms of these that the options have no name for in this
+// direction are for performance. `direct` has a number, too (3), but cuDNN never implemented it.
+constexpr Named all_named[] = {
+    {fprop, "implicit_gemm", {0, -1, -1}}, {fprop, "implicit_precomp_gemm", {1, -1, -1}}, {fprop, "gemm", {2, -1, -1}},
+    {fprop, "fft", {4, 2, -1}}, {fprop, "fft_tiling", {5, 3, -1}}, {fprop, "winograd", {6, 4, -1}},
+    {fprop, "winograd_nonfused", {7, 5, -1}}, {fprop, "algo_0", {-1, 0, -1}}, {fprop, "algo_1", {-1, 1, -1}},
+    {dgrad, "algo_0", {-1, 0, -1}}, {dgrad, "algo_1", {-1, 1, -1}}, {dgrad, "fft", {4, 2, -1}},
+    {dgrad, "fft_tiling", {5, 3, -1}}, {dgrad, "winograd", {6, 4, -1}}, {dgrad, "winograd_nonfused", {7, 5, -1}},
+    {dgrad, "implicit_gemm", {0, -1, -1}}, {dgrad, "implicit_precomp_gemm", {1, -1, -1}}, {dgrad, "gemm", {2, -1, -1}},
+    {wgrad, "algo_0", {-1, -1, 0}}, {wgrad, "algo_1", {-1, -1, 1}}, {wgrad, "fft", {-1, -1, 2}},
+    {wgrad, "algo_3", {-1, -1, 3}}, {wgrad, "fft_tiling", {-1, -1, 6}}, {wgrad, "winograd_nonfused", {-1, -1, 5}},
 };
-constexpr Named dgrad[] = {
-    {"algo_0", {-1, 0, -1}},        {"algo_1", {-1, 1, -1}},                {"fft", {4, 2, -1}},
-    {"fft_tiling", {5, 3, -1}},     {"winograd", {6, 4, -1}},               {"winograd_nonfused", {7, 5, -1}},
-    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
-};
-constexpr Named wgrad[] = {
-    {"algo_0", {-1, -1, 0}}, {"algo_1", {-1, -1, 1}},     {"fft", {-1, -1, 2}},
-    {"algo_3", {-1, -1, 3}}, {"fft_tiling", {-1, -1, 6}}, {"winograd_nonfused", {-1, -1, 5}},
-};
-template <Direction direction>
-constexpr const auto& names() {
-  if constexpr (direction == Direction::fprop)
-    return fprop;
-  else if constexpr (direction == Direction::dgrad)
-    return dgrad;
-  else
-    return wgrad;
-}
 
 // Those that run on tensor cores through this interface (cuDNN's documentation of it, "supported algorithms").
 constexpr bool has_tensor_cores(std::string_view name) {
@@ -180,9 +164,9 @@ constexpr bool has_tensor_cores(std::string_view name) {
 // cudnn_ops.h: CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, …_BWD_FILTER_ALGO_0 and _3 are "non-deterministic".
 constexpr bool adds_atomically(std::string_view name) { return name == "algo_0" || name == "algo_3"; }
 
-template <Direction direction, size_t index, bool tf32>
+template <size_t index, bool tf32>
 struct Row {
-  static constexpr const Named& named = names<direction>()[index];
+  static constexpr const Named& named = all_named[index];
 
   static void reasons(const ConvProblem& p, Op op, Reasons& found) {
     const int number = named.number[int(op)];
@@ -223,18 +207,10 @@ struct Row {
     const double one64 = 1, zero64 = 0;
     const bool wide = p.dtype == DType::f64;
     const void *alpha = wide ? static_cast<const void*>(&one64) : &one, *beta = wide ? static_cast<const void*>(&zero64) : &zero;
-    const Handle handle = cudnn.handle();
-    int status = success;
-    switch (op) {
-      case Op::forward:
-        status = cudnn.forward(handle, alpha, d.x, t.x, d.w, t.w, d.convolution, number, memory, bytes, beta, d.y, t.y);
-        break;
-      case Op::backward_data:
-        status = cudnn.backward_data(handle, alpha, d.w, t.w, d.y, t.y, d.convolution, number, memory, bytes, beta, d.x, t.x);
-        break;
-      default:
-        status = cudnn.backward_filter(handle, alpha, d.x, t.x, d.y, t.y, d.convolution, number, memory, bytes, beta, d.w, t.w);
-    }
+    const auto [a, b, result] = in_order(op, d.x, d.w, d.y);
+    const auto [of_a, of_b, of_result] = in_order(op, t.x, t.w, t.y);
+    const int status = cudnn.run[int(op)](
+        cudnn.handle(), alpha, a, of_a, b, of_b, d.convolution, number, memory, bytes, beta, result, of_result);
     if (status != success) throw CudaFailed(std::string("cuDNN failed to run it: ") + cudnn.error(status));
     return true;
   }
@@ -252,31 +228,23 @@ struct Row {
       .provider = "cudnn",
   };
   static bool exists(Op op) { return named.number[int(op)] >= 0; }
-  static constexpr ConvRow row{direction, named.name, &algorithm, nullptr, exists};
+  static constexpr ConvRow row{named.direction, named.name, &algorithm, nullptr, exists};
 };
 
-struct Rows {
+template <size_t... index>
+std::vector<ConvRow> rows_of(std::index_sequence<index...>) {
   std::vector<ConvRow> all;
-
-  template <Direction direction, size_t... index>
-  void add(std::index_sequence<index...>) {
-    const auto both = [&]<size_t i>() {
-      if constexpr (has_tensor_cores(names<direction>()[i].name)) all.push_back(Row<direction, i, true>::row);
-      all.push_back(Row<direction, i, false>::row);
-    };
-    (both.template operator()<index>(), ...);
-  }
-};
+  const auto add = [&]<size_t i>() {
+    if constexpr (has_tensor_cores(all_named[i].name)) all.push_back(Row<i, true>::row);
+    all.push_back(Row<i, false>::row);
+  };
+  (add.template operator()<index>(), ...);
+  return all;
+}
 
 }  // namespace
 
-std::vector<ConvRow> cudnn_rows() {
-  Rows rows;
-  rows.add<Direction::fprop>(std::make_index_sequence<std::size(fprop)>());
-  rows.add<Direction::dgrad>(std::make_index_sequence<std::size(dgrad)>());
-  rows.add<Direction::wgrad>(std::make_index_sequence<std::size(wgrad)>());
-  return rows.all;
-}
+std::vector<ConvRow> cudnn_rows() { return rows_of(std::make_index_sequence<std::size(all_named)>()); }
 
 std::string load_cudnn(const char* library, const char* torch_cuda) {
   void* found = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -301,9 +269,9 @@ std::string load_cudnn(const char* library, const char* torch_cuda) {
   get(cudnn.workspace[0], found, "cudnnGetConvolutionForwardWorkspaceSize");
   get(cudnn.workspace[1], found, "cudnnGetConvolutionBackwardDataWorkspaceSize");
   get(cudnn.workspace[2], found, "cudnnGetConvolutionBackwardFilterWorkspaceSize");
-  get(cudnn.forward, found, "cudnnConvolutionForward");
-  get(cudnn.backward_data, found, "cudnnConvolutionBackwardData");
-  get(cudnn.backward_filter, found, "cudnnConvolutionBackwardFilter");
+  get(cudnn.run[0], found, "cudnnConvolutionForward");
+  get(cudnn.run[1], found, "cudnnConvolutionBackwardData");
+  get(cudnn.run[2], found, "cudnnConvolutionBackwardFilter");
   get(cudnn.handle, dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "_ZN2at6native14getCudnnHandleEv");
   return missing;
 }

@@ -31,7 +31,7 @@ const Decision* refused(
   const std::string dtype(input.defined() ? c10::getDtypeNames(input.scalar_type()).first : "");
   const Words words{shapes[0].c_str(), shapes[1].c_str(), dtype.c_str(), layout};
   const Decision* decision = nullptr;
-  check_memory(msctx_refuse(&policy, direction, call, &words, reason.c_str(), &decision));
+  check(msctx_refuse(&policy, direction, call, &words, reason.c_str(), &decision));
   return decision;
 }
 
@@ -48,29 +48,26 @@ const Decision* measured(
     c10::function_ref<void(const ConvRow*)> run;
     std::optional<int> device;
   } how{run, device};
-  const auto prepare = [](void* arg, const ConvRow* row) -> int {
+  const auto prepare = [](void* arg, const ConvRow* row) {
     const How& how = *static_cast<How*>(arg);
-    try {
+    return caught([&] {
       how.run(row);
       wait_for_device(*how.device);
-      return 1;
-    } catch (const std::exception&) {
-      return 0;
-    }
+    });
   };
   const auto seconds = [](void* arg, const ConvRow* row) {
     const How& how = *static_cast<How*>(arg);
-    try {
-      if (how.device) return seconds_on_device(*how.device, [&] { how.run(row); });
+    double found = -1.0;
+    caught([&] {
       const auto start = std::chrono::steady_clock::now();
+      if (how.device) return void(found = seconds_on_device(*how.device, [&] { how.run(row); }));
       how.run(row);
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    } catch (const std::exception&) {
-      return -1.0;
-    }
+      found = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    });
+    return found;
   };
   const Contest contest{device ? +prepare : nullptr, seconds, &how};
-  check_memory(msctx_measure(&policy, &call, direction, threads, &contest, &guessed));
+  check(msctx_measure(&policy, &call, direction, threads, &contest, &guessed));
   return guessed;
 }
 

@@ -43,9 +43,9 @@ at::Tensor called(const c10::OperatorHandle& op, torch::jit::Stack stack) {
 
 void finish(const at::Tensor& result, const at::Tensor& other, Epilogue how) {
   if (other.defined()) how.other = other.const_data_ptr<float>();
-  table_in_use().passes->finish(
-      how, result.data_ptr<float>(), result.size(0), result.size(1), c10::multiply_integers(result.sizes().slice(2)), true,
-      threads_of_torch());
+  const Parallel threads = threads_of_torch();
+  check(msctx_finish(
+      nullptr, &how, result.data_ptr<float>(), result.size(0), result.size(1), c10::multiply_integers(result.sizes().slice(2)), &threads));
 }
 
 // The largest magnitude among the values of dense float32 tensors, of which some may be undefined; Inf where one is not finite.
@@ -56,8 +56,8 @@ double largest_of(std::initializer_list<at::Tensor> tensors, const Parallel& par
     if (!t.defined()) continue;
     const float* values = t.const_data_ptr<float>();
     const int64_t pieces = t.numel() / piece;
-    table_in_use().passes->peaks(values, pieces, 1, piece, false, &bits, parallel);
-    table_in_use().passes->peaks(values + pieces * piece, 1, 1, t.numel() % piece, false, &bits, parallel);
+    check(msctx_peaks(nullptr, values, pieces, 1, piece, &bits, &parallel));
+    check(msctx_peaks(nullptr, values + pieces * piece, 1, 1, t.numel() % piece, &bits, &parallel));
   }
   float largest;
   std::memcpy(&largest, &bits, sizeof largest);

@@ -74,10 +74,10 @@ at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, con
 
 // --- products of an NPU ------------------------------------------------------------------------------------------------
 
-// Whether the matrix unit of the chip computes float32.
+// Whether the NPU multiplies float32 matrices itself.
 void set_npu(bool has_float32);
 
-// fp16x3: on a chip whose matrix unit has float16 alone three products of halves of the values, on others torch_npu's own, as strict is.
+// fp16x3: on an NPU that multiplies float16 matrices only, three products of halves of the values, on others torch_npu's own, as strict is.
 const ConvTable& npu_table();
 bool computes_from_halves(const ConvRow&);
 

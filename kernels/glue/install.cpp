@@ -90,7 +90,7 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const char* json) {
   const bool is_cpu = Place(place) == Place::cpu;
-  const ConvTable& table = is_cpu ? glue::table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
+  const ConvTable& table = is_cpu ? *msctx_table(nullptr) : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
   if (!msctx_put_in_force(Place(place), json, &table)) return 0;
   if (is_cpu) glue::drop_kept_weights();
   if (is_cpu && !json) glue::trim_scratch();

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "glue/tensors.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -71,10 +72,6 @@ struct AllKept {
 AllKept& kept = immortal<AllKept>();
 
 c10::StorageImpl* impl_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
-
-Fingerprint print_of(const at::Tensor& dense, const Parallel& parallel) {
-  return msctx_table(nullptr)->passes->fingerprint(dense.data_ptr(), int64_t(dense.nbytes()), parallel);
-}
 
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
   const std::lock_guard<std::mutex> guard(kept_weights_lock);

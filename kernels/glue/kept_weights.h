@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "msctx/table.h"
+#include "msctx/conv.h"
 
 namespace msctx::glue {
 

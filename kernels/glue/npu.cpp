@@ -17,7 +17,7 @@
 namespace msctx::glue {
 namespace {
 
-bool unit_has_float32 = true;
+bool multiplies_float32 = true;
 
 constexpr double low_bits = 11, largest = 14;
 
@@ -42,11 +42,11 @@ Halves halves_of(const at::Tensor& values, int64_t depth) {
 
 void reasons_of_halves(const ConvProblem& p, Op, Reasons& why) {
   why.add_if(p.dtype != DType::f32, "it computes float32 only");
-  why.add_if(unit_has_float32, "the matrix unit of this chip computes float32 itself");
+  why.add_if(multiplies_float32, "this NPU multiplies float32 matrices itself");
 }
-void reasons_of_unit(const ConvProblem& p, Op, Reasons& why) {
+void reasons_of_npu(const ConvProblem& p, Op, Reasons& why) {
   why.add_if(p.dtype != DType::f32, "it computes float32 only");
-  why.add_if(!unit_has_float32, "the matrix unit of this chip has float16 alone");
+  why.add_if(!multiplies_float32, "this NPU multiplies float16 matrices only");
 }
 
 // Sums of float32 in any order, and the halves: 2^-23 of each value, 2^-22 of the product of both is left out.
@@ -64,20 +64,19 @@ bool never_run(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void
 
 }  // namespace
 
-void set_npu(bool has_float32) { unit_has_float32 = has_float32; }
+void set_npu(bool has_float32) { multiplies_float32 = has_float32; }
 
 const ConvTable& npu_table() {
   static const ConvAlgorithm from_halves{
       .name = "npu", .math = "fp32-grade", .fixed_order = true, .same_on_every_isa = false, .reasons = reasons_of_halves,
       .workspace = memory_of_halves, .error = error_of_halves, .run = never_run};
-  static const ConvAlgorithm by_unit{
-      .name = "npu", .math = "strict", .fixed_order = true, .same_on_every_isa = false, .reasons = reasons_of_unit,
-      .workspace = [](const ConvProblem&, Op, int) { return size_t(0); }, .error = [](const ConvProblem&, Op) { return 0.0; },
-      .run = never_run, .provider = "torch"};
+  static const ConvAlgorithm by_npu{
+      .name = "npu", .math = "strict", .fixed_order = true, .same_on_every_isa = false, .reasons = reasons_of_npu,
+      .error = [](const ConvProblem&, Op) { return 0.0; }, .run = never_run, .provider = "torch"};
   static const ConvRow rows[] = {
       {Direction::matmul, "fp16x3", &from_halves, nullptr},
-      {Direction::matmul, "fp16x3", &by_unit, nullptr},
-      {Direction::matmul, "strict", &by_unit, nullptr}};
+      {Direction::matmul, "fp16x3", &by_npu, nullptr},
+      {Direction::matmul, "strict", &by_npu, nullptr}};
   static const ConvTable table{.isa = "ascend", .rows = rows, .count = 3, .is_computed_again = false};
   return table;
 }

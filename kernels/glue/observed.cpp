@@ -14,8 +14,6 @@
 namespace msctx::glue {
 namespace {
 
-const Passes& passes() { return *table_in_use().passes; }
-
 at::Tensor as_real(at::Tensor t) {
   t = t.resolve_conj().resolve_neg();  // a copy where memory holds other signs
   return t.is_complex() ? at::view_as_real(t) : t;
@@ -77,7 +75,7 @@ bool has_nonfinite(const at::Tensor& given) {
   std::atomic<bool> found{false};
   parallel_for(threads_of_torch(), divide_up(t.numel(), statistics_piece), [&](int64_t i, int) {
     const int64_t start = i * statistics_piece;
-    if (passes().has_nonfinite(*dtype, data + start * t.element_size(), smaller(statistics_piece, t.numel() - start))) found = true;
+    if (msctx_has_nonfinite(nullptr, *dtype, data + start * t.element_size(), smaller(statistics_piece, t.numel() - start))) found = true;
   });
   return found;
 }
@@ -87,7 +85,8 @@ Statistics statistics_of(const at::Tensor& given) {
   at::Tensor t = once(on_host(given), times);
   if (!dtype_of(t)) t = t.to(at::kDouble);
   std::vector<Statistics> pieces(divide_up(t.numel(), statistics_piece));
-  passes().statistics(*dtype_of(t), t.const_data_ptr(), t.numel(), pieces.data(), threads_of_torch());
+  const Parallel threads = threads_of_torch();
+  check(msctx_statistics(nullptr, *dtype_of(t), t.const_data_ptr(), t.numel(), pieces.data(), &threads));
   Statistics all;
   for (const Statistics& one : pieces) {
     all.least = std::min(all.least, one.least);
@@ -114,8 +113,7 @@ namespace {
 
 // Of the values in logical order, their dtype and shape: the same for any strides.
 uint64_t digest_of(const at::Tensor& given) {
-  const at::Tensor t = as_real(on_host(given)).contiguous();
-  const Fingerprint found = passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads_of_torch());
+  const Fingerprint found = print_of(as_real(on_host(given)).contiguous(), threads_of_torch());
   uint64_t shape = 0xcbf29ce484222325;
   for (const int64_t size : given.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;

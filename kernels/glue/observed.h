@@ -16,7 +16,7 @@
 #include "glue/operators.h"
 #include "msctx/json.h"
 #include "glue/python.h"
-#include "msctx/table.h"
+#include "msctx/conv.h"
 
 namespace msctx::glue {
 

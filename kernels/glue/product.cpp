@@ -32,7 +32,7 @@ namespace {
 
 constexpr Direction matmul = Direction::matmul;
 bool is_at(Place place, const at::Tensor& t) { return t.device().type() == (place == Place::cpu ? at::kCPU : at::kPrivateUse1); }
-// Rows are cut into images of this width: what algorithms on the matrix unit take together.
+// Rows are cut into images of this width: what algorithms for AMX take together.
 constexpr int64_t width = 32;
 
 enum class Kind { matrices, batches, vector };

@@ -6,12 +6,14 @@
 #include <ATen/ops/empty.h>
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "msctx/process.h"
-#include "msctx/table.h"
+#include "msctx/conv.h"
 #include "glue/kept_weights.h"
 #include "glue/watch.h"
 
@@ -24,12 +26,26 @@ struct GiveBack {
   void operator()(const Taken* taken) const { msctx_give_back(taken); }
 };
 using Policy = std::unique_ptr<const Taken, GiveBack>;
-inline void check_memory(int done) {
-  if (!done) throw std::bad_alloc();
+// What a callback of ours has thrown in this thread: through the kernels' library nothing passes. It is thrown again by `check`, once a
+// function of that library says that it is not done.
+inline thread_local std::exception_ptr thrown;
+template <class Work>
+int caught(const Work& work) noexcept try {
+  work();
+  return 1;
+} catch (...) {
+  thrown = std::current_exception();
+  return 0;
+}
+inline void check(int done) {
+  const std::exception_ptr error = std::exchange(thrown, nullptr);
+  if (done) return;
+  if (error) std::rethrow_exception(error);
+  throw std::bad_alloc();
 }
 inline Policy policy_at(Place place) {
   const Taken* taken = nullptr;
-  check_memory(msctx_take(place, &taken));
+  check(msctx_take(place, &taken));
   return Policy(taken);
 }
 // The call that a convolution costs when there is none.
@@ -38,10 +54,16 @@ inline bool requests(int32_t bits, Direction direction) { return bits >> int(dir
 inline bool asks_for_products(Place place) { return requests(msctx_in_force(place), Direction::matmul); }
 inline const Decision* decision_of(const Taken& policy, const ConvCall& call, Direction direction, int threads, bool again = false) {
   const Decision* decision = nullptr;
-  check_memory(msctx_decide(&policy, &call, direction, threads, again, &decision));
+  check(msctx_decide(&policy, &call, direction, threads, again, &decision));
   return decision;
 }
-inline const ConvTable& table_in_use() { return *msctx_table(nullptr); }
+
+// What distinguishes a tensor whose values lie without gaps, by all of its bytes.
+inline Fingerprint print_of(const at::Tensor& dense, const Parallel& threads) {
+  Fingerprint found;
+  check(msctx_fingerprint(nullptr, dense.const_data_ptr(), int64_t(dense.nbytes()), &found, &threads));
+  return found;
+}
 
 // Called before a row of ours computes, and with each call that is counted, when it has, in the thread that computes; nullptr: nobody is.
 extern std::atomic<void (*)(const char* ran)> on_algorithm;
@@ -61,10 +83,11 @@ inline std::string joined(at::IntArrayRef sizes) { return msctx::joined(sizes.da
 inline Parallel threads_of_torch() {
   if (forks || at::in_parallel_region()) return serial();
   return {at::get_num_threads(), nullptr, [](void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
-            at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+            const auto some = [&](int64_t begin, int64_t end) {
               const int slot = at::get_thread_num();
               for (int64_t i = begin; i < end; i++) task(arg, i, slot);
-            });
+            };
+            return caught([&] { at::parallel_for(0, tasks, 1, some); });
           }};
 }
 
@@ -198,19 +221,14 @@ inline ConvTensors tensors_of(Op op, bool transposed, void* first, void* second,
 // Computes by a row; true: the result had to be computed again.
 inline bool compute(
     const Taken& policy, const ConvRow& row, const ConvProblem& p, Op op, const ConvTensors& t, const Kept* kept, const Parallel& threads) {
-  std::exception_ptr thrown;  // by torch's allocator
-  const auto allocate = [](void* arg, size_t bytes) -> void* {
-    try {
-      return take_scratch(bytes);
-    } catch (...) {
-      *static_cast<std::exception_ptr*>(arg) = std::current_exception();
-      return nullptr;
-    }
+  const auto allocate = [](void*, size_t bytes) {
+    void* data = nullptr;
+    caught([&] { data = take_scratch(bytes); });
+    return data;
   };
-  const Memory memory{allocate, [](void*, void* data) { release_scratch(data); }, &thrown};
+  const Memory memory{allocate, [](void*, void* data) { release_scratch(data); }, nullptr};
   const int again = msctx_compute(&policy, &row, &p, op, &t, kept, &memory, &threads);
-  if (again < 0 && thrown) std::rethrow_exception(thrown);
-  check_memory(again >= 0);
+  check(again >= 0);
   return again != 0;
 }
 

@@ -142,7 +142,7 @@ with msctx.context(device_target="Ascend", matmul_algo="fp16x3") as ctx:
     assert products() == ["aclnnMm(float32, cubeMathType=0)"]
 (row,) = ctx.choices()
 assert (row.ran, row.provider, row.math) == ("fp16x3", "torch", "strict")
-assert row.reasons == ("fp16x3 (fp32-grade): the matrix unit of this chip computes float32 itself",)
+assert row.reasons == ("fp16x3 (fp32-grade): this NPU multiplies float32 matrices itself",)
 with msctx.context(device_target="Ascend", matmul_algo="strict", matmul_allow_hf32=True) as ctx:
     calls()
     a.npu().mm(b.npu())

@@ -2,7 +2,20 @@
 
 import ctypes
 import re
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +88,54 @@ FLAGS = ("fixed_order", "same_on_every_isa", "reads_channels_last", "finishes", 
 """Of a row."""
 
 
+class _Tensors(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in "xwy"),
+        ("channels_last", c_bool),
+        ("epilogue", POINTER(_Epilogue)),
+        *((name, c_void_p) for name in ("peaks", "lost")),
+    ]
+
+
+class _Reasons(Structure):
+    _fields_ = [("count", c_int32), ("text", c_char_p * 8)]
+
+
+class _Parallel(Structure):
+    _fields_ = [("threads", c_int), ("pool", c_void_p), ("run", c_void_p)]
+
+
+class _Algorithm(Structure):
+    _fields_ = [
+        *((name, c_char_p) for name in ("name", "math")),
+        *((name, c_bool) for name in ("fixed_order", "same_on_every_isa")),
+        ("reasons", ctypes.CFUNCTYPE(None, POINTER(_Problem), c_int, POINTER(_Reasons))),
+        ("workspace", ctypes.CFUNCTYPE(c_size_t, POINTER(_Problem), c_int, c_int)),
+        ("error", ctypes.CFUNCTYPE(c_double, POINTER(_Problem), c_int)),
+        ("run", c_void_p),
+        ("spreads_nonfinite", c_bool),
+        ("most_spread", c_double),
+        *((name, c_bool) for name in ("reads_channels_last", "finishes")),
+        ("prepared_size", ctypes.CFUNCTYPE(c_size_t, POINTER(_Problem), c_int, c_int)),
+        ("prepare", c_void_p),
+    ]
+
+    @property
+    def keeps_weights(self) -> bool:
+        return bool(self.prepare)
+
+
 class _Row(Structure):
     _fields_ = [
-        *((name, c_char_p) for name in ("name", "algorithm", "math")),
-        *((name, c_int32) for name in ("direction", *FLAGS)),
+        ("direction", c_int32),
+        ("name", c_char_p),
+        ("algorithm", POINTER(_Algorithm)),
+        *((name, c_void_p) for name in ("merit", "exists")),
     ]
+
+
+class _Table(Structure):
+    _fields_ = [("isa", c_char_p), ("rows", POINTER(_Row)), ("count", c_int32)]
 
 
 @dataclass(frozen=True)
@@ -133,18 +189,16 @@ class Kernels:
 
     def __init__(self, path: str) -> None:
         self._c = ctypes.CDLL(path)
-        problem = [c_char_p, c_int, POINTER(_Problem), c_int]
         for name, result, arguments in (
             ("isa", c_char_p, [c_int]),
             ("isa_in_use", c_char_p, []),
             ("use_isa", c_int, [c_char_p]),
-            ("row", c_int, [c_char_p, c_int, POINTER(_Row)]),
-            ("reasons", c_int, [*problem, POINTER(c_char_p)]),
-            ("workspace", c_int64, [*problem, c_int]),
-            ("error", c_double, problem),
-            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
-            ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
-            ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
+            ("table", POINTER(_Table), [c_char_p]),
+            ("own_threads", _Parallel, [c_int]),
+            ("run", c_int, [c_char_p, c_int, POINTER(_Problem), c_int, POINTER(_Tensors), POINTER(_Parallel)]),
+            ("fingerprint", c_int, [c_char_p, c_void_p, c_int64, POINTER(c_uint64 * 2), POINTER(_Parallel)]),
+            ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_void_p, POINTER(_Parallel)]),
+            ("has_nonfinite", c_int, [c_char_p, c_int, c_void_p, c_int64]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
@@ -172,10 +226,11 @@ class Kernels:
 
     def table(self, isa: str) -> list[Row]:
         rows: list[Row] = []
-        found = _Row()
-        while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
-            texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
-            rows.append(Row((isa,), *texts, found.direction, *(bool(getattr(found, name)) for name in FLAGS)))
+        table = self._c.msctx_table(isa.encode()).contents
+        for found in table.rows[: table.count]:
+            a = found.algorithm.contents
+            texts = found.name.decode(), a.name.decode(), a.math.decode()
+            rows.append(Row((isa,), *texts, found.direction, *(getattr(a, name) for name in FLAGS)))
         return rows
 
     def row(self, direction: int, name: str) -> Row:
@@ -190,15 +245,18 @@ class Kernels:
         return next((row for row in self.rows if str(row) == text), None)
 
     def reasons(self, row: Row, case: Case, op: int | None = None) -> list[str]:
-        texts = (c_char_p * 8)()
-        count = self._c.msctx_reasons(*self._question(row, case, op), texts)
-        return [texts[i].decode() for i in range(count)]
+        found = _Reasons()
+        self._algorithm(row).reasons(_problem(case), row.op if op is None else op, found)
+        return [text.decode() for text in found.text[: found.count]]
 
     def error(self, row: Row, case: Case, op: int | None = None) -> float:
-        return float(self._c.msctx_error(*self._question(row, case, op)))
+        return float(self._algorithm(row).error(_problem(case), row.op if op is None else op))
 
     def workspace(self, row: Row, case: Case, threads: int = 1) -> int:
-        return int(self._c.msctx_workspace(*self._question(row, case, None), threads))
+        """Bytes beside the tensors, those of a prepared weight in its first form included."""
+        a, problem = self._algorithm(row), _problem(case)
+        prepared = a.prepared_size(problem, row.op, 0) if a.prepared_size else 0
+        return (a.workspace(problem, row.op, threads) if a.workspace else 0) + (prepared + 63) // 64 * 64
 
     def run(
         self,
@@ -233,7 +291,8 @@ class Kernels:
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
         found = (c_uint64 * 2)()
-        self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
+        own = self._c.msctx_own_threads(threads)
+        assert self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, found, own)
         return found[0], found[1]
 
     def statistics(
@@ -242,8 +301,9 @@ class Kernels:
         """Of each piece the range, the sums and the counts; whether anything is not finite. *dtype*: its place in DTYPES."""
         pieces = np.zeros(-(-values.size // PIECE), np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)]))
         data, found = c_void_p(values.ctypes.data), c_void_p(pieces.ctypes.data)
-        nonfinite = self._c.msctx_statistics(isa.encode(), dtype, data, values.size, threads, found)
-        return pieces.tolist(), bool(nonfinite)
+        given = isa.encode(), dtype, data, values.size
+        assert self._c.msctx_statistics(*given, found, self._c.msctx_own_threads(threads))
+        return pieces.tolist(), bool(self._c.msctx_has_nonfinite(*given))
 
     def _run(
         self,
@@ -256,16 +316,20 @@ class Kernels:
         channels_last: bool,
         epilogue: Epilogue,
     ) -> bool:
-        pointers = [c_void_p(t.ctypes.data) for t in tensors]
         e = epilogue
         parts = [None if t is None else t.ctypes.data for t in (e.scale, e.shift, e.other)]
         how = _Epilogue(*parts, ACTIVATIONS.index(e.activation), e.low, e.high, e.adds_last)
-        given = byref(how) if any(parts) or how.activation else None
-        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, given, threads))
+        given = _Tensors(*(t.ctypes.data for t in tensors), channels_last)
+        if any(parts) or how.activation:
+            given.epilogue = ctypes.pointer(how)
+        isa, own = isa or row.isas[0], self._c.msctx_own_threads(threads)
+        place, op = self._index[isa][str(row)], row.op if op is None else op
+        return bool(self._c.msctx_run(isa.encode(), place, _problem(case), op, given, own))
 
-    def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
-        isa = isa or row.isas[0]
-        return isa.encode(), self._index[isa][str(row)], byref(_problem(case)), row.op if op is None else op
+    def _algorithm(self, row: Row) -> _Algorithm:
+        isa = row.isas[0]
+        found: _Algorithm = self._c.msctx_table(isa.encode()).contents.rows[self._index[isa][str(row)]].algorithm.contents
+        return found
 
 
 def garbage(dtype: np.dtype[Any]) -> Any:

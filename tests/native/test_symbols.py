@@ -64,6 +64,8 @@ def test_the_kernels_show_what_the_header_declares_and_the_glue_takes_nothing_el
     assert len(DECLARED) > 30
     taken = {name for name in symbols(core.load().made.glue, "--undefined-only") if "msctx" in name}
     assert {"msctx_take", "msctx_compute"} <= taken <= DECLARED
+    own = {path.name for path in (KERNEL_SOURCES / "glue").glob("*.*") if "msctx/table.h" in path.read_text("utf-8")}
+    assert not own, "table.h is of the kernels alone"
 
 
 def test_the_glue_uses_no_more_internal_names_of_torch(native_core: None) -> None:

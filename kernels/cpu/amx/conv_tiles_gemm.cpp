@@ -1,4 +1,4 @@
-// implicit_gemm, implicit_precomp_gemm and algo_1 on the matrix unit, forward and backward data: strips of the result, each of which
+// implicit_gemm, implicit_precomp_gemm and algo_1 on AMX, forward and backward data: strips of the result, each of which
 // splits the source rows it needs into planes that stay in the cache, and multiplies them with the weights. See lowered.h.
 
 #include "choice.h"

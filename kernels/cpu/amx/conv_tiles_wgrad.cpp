@@ -1,4 +1,4 @@
-// algo_1 on the matrix unit, the weight gradient: sums over the positions of the result. Rows of a tile are channels of the gradient of
+// algo_1 on AMX, the weight gradient: sums over the positions of the result. Rows of a tile are channels of the gradient of
 // y, 64 bytes of neighbouring positions each; columns are channels of x, whose positions lie in groups of 2 or 4: one copy for each place
 // in a group where a tap begins. Some rows of an image, or some images, are split at a time (a chunk), and their products added to the
 // gradient in float32, chunk after chunk; those of many chunks are added up apart, since each addition rounds.

@@ -1,4 +1,4 @@
-// winograd on the matrix unit: each task transforms a block of tiles, multiplies it with the windows and stores its results, all of
+// winograd on AMX: each task transforms a block of tiles, multiplies it with the windows and stores its results, all of
 // it within the cache of a core. See transformed.h.
 
 #include "transformed_images.h"

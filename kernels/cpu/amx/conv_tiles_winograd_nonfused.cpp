@@ -1,4 +1,4 @@
-// winograd_nonfused on the matrix unit: the transforms of many tiles, 36 large products, and the transforms back, one after the other,
+// winograd_nonfused on AMX: the transforms of many tiles, 36 large products, and the transforms back, one after the other,
 // by way of the workspace: the windows at a point are read once for all of them. See transformed.h.
 
 #include "transformed_images.h"

@@ -1,4 +1,4 @@
-// A forward or backward-data product as sums over taps of shifted planes: the form in which the matrix unit computes it.
+// A forward or backward-data product as sums over taps of shifted planes: the form in which AMX computes it.
 //
 // The source (x, or the gradient of y) is split and stored as planes of pixels: [block of depth][part][phase][row][column][64 bytes].
 // The pixels under a tap are then the same plane from another pixel on: 16 neighbours are a tile, and nothing is unfolded. A plane's

@@ -1,4 +1,4 @@
-// float32 values as sums of a few parts of 8 or 16 bits, whose products the matrix unit adds up.
+// float32 values as sums of a few parts of 8 or 16 bits, whose products AMX adds up.
 //
 // Values are brought to one range by a power of two, then split: the first part is the nearest that the format holds, the next the
 // nearest to what is left. Of the products of two sums of parts the smallest are left out.

@@ -1,4 +1,4 @@
-// Every algorithm that runs on the matrix unit, in order of priority; the rows of ../table.cpp follow them.
+// Every algorithm that runs on AMX, in order of priority; the rows of ../table.cpp follow them.
 
 #include "choice.h"
 #include "msctx/table.h"

@@ -1,4 +1,4 @@
-// F(4x4, 3x3) of Winograd (see winograd.h and toom_cook.h) on the matrix unit: tiles of the source and windows become values at 36
+// F(4x4, 3x3) of Winograd (see winograd.h and toom_cook.h) on AMX: tiles of the source and windows become values at 36
 // points, each split into parts S; their products are summed over the channels there, and become 4 x 4 results.
 //
 // A row of an operand is a tile of the image, with a scale of its own; a column is a channel of the result, with another. One scale

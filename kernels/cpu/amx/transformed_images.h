@@ -1,4 +1,4 @@
-// What Winograd on the matrix unit does with images: the source as operands, the products, the results. See transformed.h.
+// What Winograd on AMX does with images: the source as operands, the products, the results. See transformed.h.
 #pragma once
 
 #include "msctx/bounds.h"

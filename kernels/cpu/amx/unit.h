@@ -1,4 +1,4 @@
-// The matrix unit (AMX): eight tiles of 16 rows of 64 bytes, and the products of two of them added to a third.
+// AMX: eight tiles of 16 rows of 64 bytes, and the products of two of them added to a third.
 // Instructions are written out, since compilers know them by options of their own; MSCTX_EMULATED_TILES computes them in software.
 #pragma once
 

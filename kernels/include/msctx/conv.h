@@ -1,11 +1,32 @@
-// What an algorithm declares about itself. Plain data, no torch: the table and the glue share it.
+// What the kernels and the glue have in common beside the interface: sizes of problems, names, threads. No torch.
 #pragma once
+
+#include <new>
 
 #include "msctx/interface.h"
 
 namespace msctx {
 
+constexpr int directions = 4, places = 3;
+constexpr int64_t statistics_piece = 64 << 10;  // its values: sums depend on it, never on threads
+
+static inline const char* name_of(Direction direction) {
+  constexpr const char* names[] = {"fprop", "dgrad", "wgrad", "matmul"};
+  return names[int(direction)];
+}
+static inline const char* name_of(DType dtype) {
+  constexpr const char* names[] = {"float32", "float64", "float16", "bfloat16"};
+  return names[int(dtype)];
+}
+
+static inline Op op_of(Direction direction, bool transposed) {
+  if (direction == Direction::wgrad) return Op::backward_weight;
+  return (direction != Direction::dgrad) != transposed ? Op::forward : Op::backward_data;
+}
+
 inline constexpr const char* activation_names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid", "gelu", "gelu_tanh"};
+
+static inline bool operator==(const Fingerprint& a, const Fingerprint& b) { return a.low == b.low && a.high == b.high; }
 
 // What a result may have lost since values were cut a distance below the largest ones, whatever those meet. So that conv_run need not know
 // how, it is in units of what the rest of the algorithm's error leaves of its bound: as much as error() of the result, and all is used up.
@@ -35,59 +56,6 @@ struct Prepared {
   const void* (*get)(void* arg, int form);
   void* arg;
   const void* operator()(int form = 0) const { return get(arg, form); }
-};
-
-// Why an algorithm cannot take a problem; empty: it can. The texts are literals, complete as "it takes no …" sentences are.
-// {stride} and {dilation} in a text stand for those of the problem.
-struct Reasons {
-  int count = 0;
-  const char* text[8];
-  void add(const char* reason) {
-    if (count < 8) text[count++] = reason;
-  }
-  void add_if(bool holds, const char* reason) {
-    if (holds) add(reason);
-  }
-};
-
-static inline size_t no_workspace(const ConvProblem&, Op, int) { return 0; }
-
-struct ConvAlgorithm {
-  const char* name;  // that of its file
-  // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "fp32-grade" (products of parts of the
-  // values, which lose no more than float32 sums do), "tf32" (values rounded to 11 bits or more), "float64".
-  const char* math = "strict";
-  // The additions of each result have one order, whatever the number of threads: same bits in every run.
-  bool fixed_order = true;
-  // The order does not depend on the vector width either: same bits from every instruction set (a NaN's payload aside).
-  bool same_on_every_isa = true;
-  void (*reasons)(const ConvProblem&, Op, Reasons&);
-  // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads.
-  size_t (*workspace)(const ConvProblem&, Op, int threads) = no_workspace;
-  // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data;
-  // where most_spread is not 0, as far as a search for the worst data found. No less than that of gemm, if conv_run may have that compute it.
-  double (*error)(const ConvProblem&, Op);
-  // workspace is aligned to 64 bytes and holds what workspace() returned. Problems without reasons that are not empty only. false: these values are
-  // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
-  bool (*run)(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void* workspace, const Parallel&);
-  // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
-  // computes the whole problem again, by the gemm algorithm.
-  bool spreads_nonfinite = false;
-  // It computes in transforms, whose errors are those of a tile's largest values, also where nothing reads these: how far their norms may
-  // be above what error() is in units of, see conv_run. 0: its errors are parts of the products themselves.
-  double most_spread = 0.0;
-  // Whether x and y may be channels_last. One that does not read it is given copies.
-  bool reads_channels_last = false;
-  // Whether it applies ConvTensors::epilogue as it stores its results in float32, where `other` is null or channels_last. The bits are
-  // those of a pass over the result afterwards. An epilogue is float32: other dtypes have none.
-  bool finishes = false;
-  // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
-  // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
-  size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;
-  void (*prepare)(const ConvProblem&, Op, int form, const void* w, void* prepared, const Parallel&) = nullptr;
-  bool prepared_for_all_sizes = false;
-  // Whose code it is, for choices().
-  const char* provider = "msctx";
 };
 
 // --- sizes of a problem -----------------------------------------------------------------------------------------------
@@ -120,10 +88,12 @@ static inline size_t align64(size_t bytes) { return (bytes + 63) & ~size_t(63); 
 static inline Parallel serial() {
   return {1, nullptr, [](void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
             for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
+            return 1;
           }};
 }
 
-// body(index, slot) for each index below tasks. Split work by the problem, never by parallel.threads: the bits must not depend on it.
+// body(index, slot) for each index below tasks; it throws nothing. Split work by the problem, never by parallel.threads: the bits must not
+// depend on it.
 template <class Body>
 static inline void parallel_for(const Parallel& parallel, int64_t tasks, const Body& body) {
   if (tasks <= 0) return;
@@ -131,9 +101,10 @@ static inline void parallel_for(const Parallel& parallel, int64_t tasks, const B
     body(int64_t(0), 0);
     return;
   }
-  parallel.run(
+  const int done = parallel.run(
       parallel.pool, tasks, [](void* arg, int64_t index, int slot) { (*static_cast<const Body*>(arg))(index, slot); },
       const_cast<void*>(static_cast<const void*>(&body)));
+  if (!done) throw std::bad_alloc();
 }
 
 }  // namespace msctx

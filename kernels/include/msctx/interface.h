@@ -9,6 +9,8 @@
 #define MSCTX_API extern "C" __attribute__((visibility("default")))
 #define MSCTX_ENUM(name, ...) enum class name : int32_t { __VA_ARGS__ }
 #define MSCTX_ZERO {}
+#define MSCTX_OR(value) = value  // where nothing else is given
+#define MSCTX_REF &              // what C takes for a pointer
 namespace msctx {
 #else
 #include <stdbool.h>
@@ -17,6 +19,8 @@ namespace msctx {
 #define MSCTX_API extern
 #define MSCTX_ENUM(name, ...) typedef int32_t name  // 0, 1, ... in this order
 #define MSCTX_ZERO
+#define MSCTX_OR(value)
+#define MSCTX_REF *
 #endif
 
 // --- what a convolution is --------------------------------------------------------------------------------------------
@@ -90,11 +94,11 @@ struct ConvCall {
 // --- what the caller lends --------------------------------------------------------------------------------------------
 
 // Threads. `run` calls task(arg, index, slot) once for each index below `tasks`, in any order and at once;
-// slot < threads, and two calls that run at the same time have different slots.
+// slot < threads, and two calls that run at the same time have different slots. 0: not all were called. Tasks throw nothing.
 struct Parallel {
   int threads;
   void* pool;
-  void (*run)(void* pool, int64_t tasks, void (*task)(void* arg, int64_t index, int slot), void* arg);
+  int (*run)(void* pool, int64_t tasks, void (*task)(void* arg, int64_t index, int slot), void* arg);
 };
 
 struct Memory {
@@ -111,11 +115,91 @@ struct Kept {
   void* arg;
 };
 
-// --- the tables of algorithms (see table.h) ---------------------------------------------------------------------------
+// --- the tables of algorithms -----------------------------------------------------------------------------------------
 
-struct ConvRow;
-struct ConvTable;
-struct Statistics;
+// Why an algorithm cannot take a problem; empty: it can. The texts are literals, complete as "it takes no …" sentences are.
+// {stride} and {dilation} in a text stand for those of the problem.
+struct Reasons {
+  int32_t count MSCTX_ZERO;
+  const char* text[8];
+#ifdef __cplusplus
+  void add(const char* reason) {
+    if (count < 8) text[count++] = reason;
+  }
+  void add_if(bool holds, const char* reason) {
+    if (holds) add(reason);
+  }
+#endif
+};
+
+// What an algorithm declares about itself.
+struct Prepared;
+struct ConvAlgorithm {
+  const char* name;  // that of its file
+  // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "fp32-grade" (products of parts of the
+  // values, which lose no more than float32 sums do), "tf32" (values rounded to 11 bits or more), "float64".
+  const char* math MSCTX_OR("strict");
+  // The additions of each result have one order, whatever the number of threads: same bits in every run.
+  bool fixed_order MSCTX_OR(true);
+  // The order does not depend on the vector width either: same bits from every instruction set (a NaN's payload aside).
+  bool same_on_every_isa MSCTX_OR(true);
+  void (*reasons)(const struct ConvProblem MSCTX_REF, Op, struct Reasons MSCTX_REF);
+  // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads. Null: none.
+  size_t (*workspace)(const struct ConvProblem MSCTX_REF, Op, int threads) MSCTX_ZERO;
+  // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data;
+  // where most_spread is not 0, as far as a search for the worst data found. No less than that of gemm, if conv_run may have that compute it.
+  double (*error)(const struct ConvProblem MSCTX_REF, Op);
+  // workspace is aligned to 64 bytes and holds what workspace() returned. Problems without reasons that are not empty only. false: these values are
+  // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
+  bool (*run)(
+      const struct ConvProblem MSCTX_REF, Op, const struct ConvTensors MSCTX_REF, const struct Prepared MSCTX_REF, void* workspace,
+      const struct Parallel MSCTX_REF);
+  // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
+  // computes the whole problem again, by the gemm algorithm.
+  bool spreads_nonfinite MSCTX_ZERO;
+  // It computes in transforms, whose errors are those of a tile's largest values, also where nothing reads these: how far their norms may
+  // be above what error() is in units of, see conv_run. 0: its errors are parts of the products themselves.
+  double most_spread MSCTX_ZERO;
+  // Whether x and y may be channels_last. One that does not read it is given copies.
+  bool reads_channels_last MSCTX_ZERO;
+  // Whether it applies ConvTensors::epilogue as it stores its results in float32, where `other` is null or channels_last. The bits are
+  // those of a pass over the result afterwards. An epilogue is float32: other dtypes have none.
+  bool finishes MSCTX_ZERO;
+  // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
+  // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
+  size_t (*prepared_size)(const struct ConvProblem MSCTX_REF, Op, int form) MSCTX_ZERO;
+  void (*prepare)(
+      const struct ConvProblem MSCTX_REF, Op, int form, const void* w, void* prepared, const struct Parallel MSCTX_REF) MSCTX_ZERO;
+  bool prepared_for_all_sizes MSCTX_ZERO;
+  // Whose code it is, for choices().
+  const char* provider MSCTX_OR("msctx");
+};
+
+// What `normal` may expect of a row, from the problem alone: never from threads, memory or load.
+MSCTX_ENUM(
+    Merit,
+    last_resort,
+    fair,                        // among ours, a good guess
+    runner_up,                   // measured to beat torch's own path on problems like this; another row that most often can take them, by more
+    beats_torch_channels_first,  // measured to beat it, but not that for channels_last
+    beats_torch,                 // in the layout of the call, if the row reads that
+    beats_torch_by_far);         // even where the row has to be given copies in its own layout
+
+// Rows of one name differ in the arithmetic of their products: the first that is allowed and can take a problem computes it.
+struct ConvRow {
+  Direction direction;
+  const char* name;  // the option's value
+  const struct ConvAlgorithm* algorithm;
+  Merit (*merit)(const struct ConvProblem MSCTX_REF, Op);  // null: nothing is expected
+  bool (*exists)(Op) MSCTX_ZERO;  // null: for all; another Op has none of this name, and does not list it
+};
+struct ConvTable {
+  const char* isa;
+  const struct ConvRow* rows;
+  int32_t count;
+  const struct Passes* passes MSCTX_ZERO;  // of the CPU's
+  bool is_computed_again MSCTX_OR(true);   // where a result is not finite: the CPU's
+};
 
 // The instruction sets of this processor, best first; null after the last.
 MSCTX_API const char* msctx_isa(int index);
@@ -125,23 +209,34 @@ MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 // The table of an instruction set, null: not on this processor; of the one in use, where none is named.
 MSCTX_API const struct ConvTable* msctx_table(const char* isa);
 
-// One row of an instruction set's table, for tests and tools: calls without torch.
-struct MsctxRow {
-  const char *name, *algorithm, *math;
-  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, finishes, keeps_weights;
+// Threads of this library's own, and a row of an instruction set's table with them: for tests and tools, without torch.
+MSCTX_API struct Parallel msctx_own_threads(int threads);
+// 1: the result had to be computed again; -1: there was no memory.
+MSCTX_API int msctx_run(const char* isa, int index, const struct ConvProblem*, Op op, const struct ConvTensors*, const struct Parallel*);
+
+// --- passes over tensors, by an instruction set: null: the one in use -------------------------------------------------
+
+// What distinguishes two tensors, by all of their bytes: see cpu/fingerprint.cpp.
+struct Fingerprint {
+  uint64_t low, high;
 };
-MSCTX_API int msctx_row(const char* isa, int index, struct MsctxRow* row);  // 0: there are no more
-// Up to 8 reasons why the row cannot take the problem; returns how many.
-MSCTX_API int msctx_reasons(const char* isa, int index, const struct ConvProblem*, Op op, const char** reasons);
-MSCTX_API int64_t msctx_workspace(const char* isa, int index, const struct ConvProblem*, Op op, int threads);
-MSCTX_API double msctx_error(const char* isa, int index, const struct ConvProblem*, Op op);
-// Runs a row with threads of its own; 1: the result had to be computed again; -1: there was no memory.
-MSCTX_API int msctx_run(
-    const char* isa, int index, const struct ConvProblem*, Op op, void* x, void* w, void* y, int channels_last, const struct Epilogue*,
-    int threads);
-MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);
-// The statistics of each piece of `count` values. Whether any is not finite.
-MSCTX_API int msctx_statistics(const char* isa, DType dtype, const void* data, int64_t count, int threads, struct Statistics* pieces);
+// What a piece of a tensor holds: see cpu/statistics.cpp. Range and sums are of the finite values.
+struct Statistics {
+  double least MSCTX_OR(__builtin_inf()), largest MSCTX_OR(-__builtin_inf()), sum MSCTX_ZERO, squares MSCTX_ZERO;
+  int64_t count MSCTX_ZERO, nan MSCTX_ZERO, positive_inf MSCTX_ZERO, negative_inf MSCTX_ZERO, zero MSCTX_ZERO, negative MSCTX_ZERO;
+};
+
+MSCTX_API int msctx_fingerprint(const char* isa, const void* data, int64_t bytes, struct Fingerprint*, const struct Parallel*);
+// Of each piece of `count` values: see statistics_piece.
+MSCTX_API int msctx_statistics(
+    const char* isa, DType dtype, const void* data, int64_t count, struct Statistics* pieces, const struct Parallel*);
+MSCTX_API int msctx_has_nonfinite(const char* isa, DType dtype, const void* data, int64_t count);  // 1: one is not finite
+// Raises a number for each channel of [n][channels][positions] to the bits of its largest magnitude, those of Inf where one is not finite.
+MSCTX_API int msctx_peaks(
+    const char* isa, const float* values, int64_t n, int64_t channels, int64_t positions, int32_t* bits, const struct Parallel*);
+// Applies an epilogue to a result [n][positions][channels].
+MSCTX_API int msctx_finish(
+    const char* isa, const struct Epilogue*, float* result, int64_t n, int64_t channels, int64_t positions, const struct Parallel*);
 
 // --- policies, and what they decide -----------------------------------------------------------------------------------
 
@@ -216,7 +311,7 @@ MSCTX_API int msctx_compute(
     const struct Taken* taken, const struct ConvRow*, const struct ConvProblem*, Op op, const struct ConvTensors*, const struct Kept*,
     const struct Memory*, const struct Parallel*);
 // The sums of y over images and positions: the gradient of the bias, [k], in a fixed order.
-MSCTX_API void msctx_bias_gradient(
+MSCTX_API int msctx_bias_gradient(
     const struct ConvProblem*, const void* y, int channels_last, int64_t channels, int64_t positions, void* bias, const struct Parallel*);
 // A call has been computed as decided; forms of weights that were found, that were made.
 MSCTX_API void msctx_count(const struct Taken* taken, const struct Decision*, int weights_kept, int weights_prepared, int computed_again);

@@ -112,7 +112,7 @@ PLACES = ("x", "w", "y", "workspace")
 
 
 class CConvProblem(Structure):
-    """``ConvProblem`` of kernels/include/msctx/conv.h."""
+    """``ConvProblem`` of kernels/include/msctx/interface.h."""
 
     _fields_ = [
         ("dims", c_int32),
