@@ -71,8 +71,6 @@ struct AllKept {
 };
 AllKept& kept = immortal<AllKept>();
 
-c10::StorageImpl* impl_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
-
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
   const auto found = kept.by_key.find(key);
@@ -96,7 +94,7 @@ bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight
 }
 
 void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeight> weight) {
-  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl_of(of));
+  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(of));
   Entries gone, added;
   added.push_back({key, c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight)});
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
@@ -121,7 +119,7 @@ std::string key_of(const ConvAlgorithm& algorithm, ConvProblem p, Op op) {
 Keeper::Keeper(const Taken& policy, const at::Tensor& weight, std::string what, const Parallel& parallel, bool is_frozen)
     : policy_(policy), weight_(weight), key_(std::move(what)), parallel_(parallel), is_frozen_(is_frozen) {
   if (!weight.has_storage()) return;
-  add(add(key_, impl_of(weight)), weight.storage_offset());
+  add(add(key_, storage_of(weight)), weight.storage_offset());
   for (const int64_t stride : weight.strides()) add(key_, stride);
 }
 

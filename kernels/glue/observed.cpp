@@ -43,11 +43,9 @@ static bool is_wrapped(const at::Tensor& t) {
 }
 
 bool has_wrapped(at::ArrayRef<c10::IValue> values) {
-  for (const c10::IValue& value : values) {
-    const bool is_tensor = value.isTensor() && value.toTensor().defined();
-    if (is_tensor ? is_wrapped(value.toTensor()) : value.isList() && has_wrapped(value.toListRef())) return true;
-  }
-  return false;
+  bool found = false;
+  each_tensor(values, [&](const at::Tensor& t) { found |= is_wrapped(t); });
+  return found;
 }
 
 const char* why_unreadable(const at::Tensor& t) {

@@ -74,7 +74,7 @@ inline void tell(const Decision& decision) {
 // --- tensors ----------------------------------------------------------------------------------------------------------
 
 // What a weight is known by.
-inline const void* storage_of(const at::Tensor& t) {
+inline c10::StorageImpl* storage_of(const at::Tensor& t) {
   return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
