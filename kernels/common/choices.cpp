@@ -4,11 +4,8 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <unordered_map>
 
 #include "common/run.h"
 #include "msctx/process.h"

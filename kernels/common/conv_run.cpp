@@ -2,10 +2,7 @@
 // are not finite or lost beside far larger values, and the gradient of the bias.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <new>
 #include <optional>
-#include <vector>
 
 #define MSCTX_ISA generic
 #include "common/run.h"

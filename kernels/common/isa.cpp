@@ -72,13 +72,7 @@ const Isa isas[] = {
 const Isa isas[] = {{generic::table, always}};
 #endif
 
-const ConvTable* best() {
-  for (const Isa& isa : isas)
-    if (isa.here()) return &isa.table();
-  return nullptr;
-}
-
-const ConvTable* current = best();
+const ConvTable* current = msctx_table(msctx_isa(0));
 
 }  // namespace
 

@@ -1,8 +1,6 @@
 // Sums of magnitudes, in float64, of float32 problems.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <vector>
 
 #include "common/run.h"
 #include "msctx/process.h"

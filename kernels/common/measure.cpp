@@ -3,7 +3,6 @@
 #include "common/policy.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <optional>
 

@@ -5,11 +5,8 @@
 #include <atomic>
 #include <compare>
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "msctx/json.h"
 #include "msctx/table.h"

@@ -1,6 +1,5 @@
 // Which algorithms may take a call, by what they can, by what the options allow and by their errors; and how much is expected of each.
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 
 #include "common/run.h"

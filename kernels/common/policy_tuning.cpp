@@ -1,5 +1,4 @@
 // `performance`: the algorithm of a tuning result, else what `normal` would take, and whether the problem is still to be measured.
-#include <cstdio>
 
 #include "common/policy.h"
 #include "msctx/process.h"

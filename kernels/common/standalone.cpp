@@ -1,9 +1,7 @@
 // C functions without torch: passes over tensors, and, for tests and tools, single convolutions and threads of this library's own. With
 // torch, the glue lends torch's threads.
-#include <atomic>
 #include <cstdlib>
 #include <thread>
-#include <vector>
 
 #include "common/run.h"
 #include "msctx/process.h"

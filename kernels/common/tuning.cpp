@@ -2,7 +2,6 @@
 #include "common/policy.h"
 
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <set>

@@ -6,11 +6,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "glue/kept_weights.h"
 #include "msctx/interface.h"

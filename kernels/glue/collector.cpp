@@ -4,22 +4,15 @@
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
-#include <exception>
-#include <memory>
-#include <optional>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "glue/observed.h"
 #include "glue/tensors.h"

@@ -107,8 +107,7 @@ struct GivenFlags {
 struct UnderPolicy {
   const Policy policy;
   const Place place = policy->place;
-  std::vector<int64_t> stride, padding, dilation, output_padding;
-  Geometry geometry;
+  const Geometry geometry;
   const char* reason = "";
   std::optional<ConvCall> call;
   bool finishes = false;  // it is msctx::convolution
@@ -117,11 +116,9 @@ struct UnderPolicy {
       Policy taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
       SymInts o, const c10::SymInt& groups, const GivenFlags& given = {})
       : policy(std::move(taken)),
-        stride(plain(s)),
-        padding(plain(p)),
-        dilation(plain(d)),
-        output_padding(plain(o)),
-        geometry{stride, padding, dilation, output_padding, transposed, groups.guard_int(__FILE__, __LINE__)} {
+        geometry{
+            C10_AS_INTARRAYREF_SLOW(s), C10_AS_INTARRAYREF_SLOW(p), C10_AS_INTARRAYREF_SLOW(d), C10_AS_INTARRAYREF_SLOW(o), transposed,
+            groups.guard_int(__FILE__, __LINE__)} {
     call = call_of(input, weight, geometry, c10::dispatchKeyToDeviceType(before_us[int(place)].key), reason);
     if (!call) return;
     const bool is_cpu = place == Place::cpu;
@@ -150,12 +147,6 @@ struct UnderPolicy {
     const at::Tensor result =
         run_row(*policy, row, now, first, second, is_1d ? at::MemoryFormat::Contiguous : format, finishing, kind, ran);
     return permutes ? result.unsqueeze(2).contiguous(format).squeeze(2) : result;
-  }
-
-  static std::vector<int64_t> plain(SymInts values) {
-    std::vector<int64_t> found;
-    for (const auto& value : values) found.push_back(value.guard_int(__FILE__, __LINE__));
-    return found;
   }
 
   const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight, bool again = false) const {

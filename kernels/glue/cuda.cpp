@@ -1,7 +1,6 @@
 // What all convolutions of CUDA tensors have in common, whoever computes them.
 #include "glue/cuda.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,9 +8,7 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
-#include <utility>
 
 #include "glue/hook.h"
 #include "glue/tensors.h"

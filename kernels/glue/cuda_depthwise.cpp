@@ -3,10 +3,8 @@
 
 #include <dlfcn.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "glue/python.h"
 #include "msctx/process.h"

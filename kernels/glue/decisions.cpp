@@ -1,6 +1,5 @@
 // From the decision about a call to its result: complaints, measuring, counting. Convolutions, products and routes share it.
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 
 #include <chrono>
 

@@ -1,17 +1,12 @@
 // What the kernels of the hook share with their registration.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/util/FunctionRef.h>
 
 #include <array>
-#include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "glue/registered.h"
 #include "glue/tensors.h"

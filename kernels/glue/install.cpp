@@ -1,6 +1,4 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
-#include <array>
-#include <atomic>
 #include <thread>
 
 #include "glue/cuda.h"

@@ -2,7 +2,6 @@
 #include "glue/kept_weights.h"
 
 #include <algorithm>
-#include <atomic>
 #include <list>
 #include <type_traits>
 #include <unordered_map>

@@ -1,13 +1,9 @@
 #include "glue/observed.h"
 
 #include <ATen/Functions.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
-#include <utility>
 
 #include "glue/tensors.h"
 

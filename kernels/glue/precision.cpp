@@ -1,5 +1,4 @@
 // Precision policies: what runs at PyTorch's autocast keys, in which dtypes each operator computes.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
 #include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
@@ -10,7 +9,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <string_view>
 
 #include "glue/precision_policy.h"
 #include "glue/python.h"

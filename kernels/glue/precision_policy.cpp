@@ -12,9 +12,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <string_view>
 #include <typeinfo>
-#include <utility>
 
 #include "msctx/process.h"
 

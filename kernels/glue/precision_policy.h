@@ -7,9 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "msctx/interface.h"
 #include "msctx/json.h"

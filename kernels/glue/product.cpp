@@ -19,11 +19,8 @@
 #include <ATen/ops/relu_ops.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <array>
 #include <cmath>
-#include <optional>
 #include <string_view>
-#include <utility>
 
 #include "glue/tensors.h"
 

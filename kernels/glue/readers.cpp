@@ -1,15 +1,11 @@
 // Who reads what the collector sees, the rows that wait for each, and what runs and has run in the process.
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <map>
 #include <tuple>
-#include <utility>
 
 #include "glue/observed.h"
 #include "glue/tensors.h"

@@ -2,7 +2,6 @@
 #include "glue/registered.h"
 
 #include <string_view>
-#include <vector>
 
 // The dispatcher lends its table to the classes of this template. Each call of an operator reads the same entry in the same way, also
 // while another library registers a kernel. What torch offers, getComputedKernelForDispatchKey, adds to a list of the kernel's without a

@@ -5,10 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "msctx/process.h"
 

@@ -1,9 +1,7 @@
 #include "glue/hook.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_conv_depthwise2d_ops.h>
 #include <ATen/ops/_nnpack_spatial_convolution_ops.h>
 #include <ATen/ops/_safe_softmax.h>
@@ -29,12 +27,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <ranges>
-#include <string>
 #include <string_view>
-#include <tuple>
-#include <utility>
 
 #include "glue/tensors.h"
 

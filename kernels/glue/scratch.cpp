@@ -6,9 +6,7 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <exception>
 #include <list>
 #include <utility>
 

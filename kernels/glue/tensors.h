@@ -2,14 +2,8 @@
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <atomic>
-#include <exception>
-#include <memory>
-#include <new>
-#include <optional>
 #include <utility>
 
 #include "msctx/process.h"

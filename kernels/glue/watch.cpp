@@ -2,12 +2,8 @@
 #include "glue/watch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
-#include <mutex>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "msctx/json.h"
 #include "msctx/process.h"

@@ -226,8 +226,8 @@ class Kernels:
 
     def table(self, isa: str) -> list[Row]:
         rows: list[Row] = []
-        table = self._c.msctx_table(isa.encode()).contents
-        for found in table.rows[: table.count]:
+        table = self._c.msctx_table(isa.encode())
+        for found in table.contents.rows[: table.contents.count] if table else ():
             a = found.algorithm.contents
             texts = found.name.decode(), a.name.decode(), a.math.decode()
             rows.append(Row((isa,), *texts, found.direction, *(getattr(a, name) for name in FLAGS)))
