@@ -28,8 +28,7 @@ struct Driver {
 Driver driver;
 bool is_found = false;
 
-}  // namespace
-
+// "" or what is missing.
 const char* find_driver(const char* library) {
   void* found = dlopen(library, RTLD_NOW);
   const char* missing = found ? "" : "libcuda.so.1";
@@ -47,24 +46,30 @@ const char* find_driver(const char* library) {
   return missing;
 }
 
-int bind_context(int device) {
+void check(int code, const char* what) {
+  if (code) throw CudaFailed(std::string(what) + ": CUresult " + std::to_string(code));
+}
+
+// Has the device's primary context be current in this thread. torch does that when it first needs to, which for device 0 may be never
+// in a thread that only runs what others have prepared.
+void bind_context(int device) {
   static std::atomic<void*> contexts[most_devices];  // retained once, for the life of the process
+  constexpr const char* none = "the driver has no context for this device";
   void* context = nullptr;
-  if (const int code = driver.get_context(&context); code || context) return code;
+  check(driver.get_context(&context), none);
+  if (context) return;
   std::atomic<void*>* kept = device < most_devices ? &contexts[device] : nullptr;
   context = kept ? kept->load() : nullptr;
   if (!context) {
     int number = 0;
-    if (const int code = driver.get_device(&number, device)) return code;
-    if (const int code = driver.retain_context(&context, number)) return code;
+    check(driver.get_device(&number, device), none);
+    check(driver.retain_context(&context, number), none);
     if (kept) kept->store(context);
   }
-  return driver.set_context(context);
+  check(driver.set_context(context), none);
 }
 
-int launch(void* function, unsigned grid, unsigned threads, void* stream, void** arguments) {
-  return driver.launch(function, grid, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
-}
+}  // namespace
 
 bool has_tf32(int device) {
   static std::atomic<int> known[most_devices];  // 0: not asked; else the major version plus one
@@ -110,8 +115,7 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
     const std::lock_guard<std::mutex> guard(cuda_depthwise_lock);
     if (const auto found = all.find(key); found != all.end()) return found->second;
   }
-  if (const int code = load ? bind_context(call.device) : 0)
-    throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
+  if (load) bind_context(call.device);
   auto made = std::make_shared<CudaPlan>();
   if (const long found = call_python(plan_in_python, -1, "(KiiiK)", &p, int(op), int(call.channels_last), int(load), made.get()); found <= 0) {
     if (found < 0) msctx_decide_anew();
@@ -136,15 +140,16 @@ double error(const ConvProblem& p, Op op) {
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
   const auto plan = planned(p, op, true);
   const int device = call_in_question().device;
-  if (const int code = bind_context(device)) throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
+  bind_context(device);
   void* places[] = {t.x, t.w, t.y, memory};
   for (int i = 0; i < plan->launches; i++) {
     const CudaLaunch& one = plan->launch[i];
     void* arguments[5];
     for (int j = 0; j < one.count; j++) arguments[j] = &places[one.tensor[j]];
     arguments[one.count] = const_cast<unsigned char*>(one.parameters);
-    const int code = launch(one.function, one.grid, one.threads, stream_of(device), arguments);
-    if (code) throw CudaFailed("the driver refuses to launch it: CUresult " + std::to_string(code));
+    check(
+        driver.launch(one.function, one.grid, 1, 1, one.threads, 1, 1, 0, stream_of(device), arguments, nullptr),
+        "the driver refuses to launch it");
   }
   return true;
 }

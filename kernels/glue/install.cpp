@@ -1,6 +1,4 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
-#include <thread>
-
 #include "glue/cuda.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
@@ -72,18 +70,6 @@ MSCTX_API const char* msctx_install_npu(int has_float32) {
 MSCTX_API const char* msctx_hook_problem(int place) {
   return problem_of([&] { return glue::in_force_at[size_t(place)].problem(); });
 }
-
-// How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.
-// In a thread of its own, with which OpenMP's threads end: a forked child would wait for those of this thread, which it does not have.
-MSCTX_API int msctx_threads_seen() {
-  std::atomic<uint64_t> seen{0};
-  std::thread([&] {
-    at::parallel_for(0, 64, 1, [&](int64_t, int64_t) { seen |= uint64_t(1) << (at::get_thread_num() & 63); });
-  }).join();
-  return __builtin_popcountll(seen.load());
-}
-
-MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const char* json) {

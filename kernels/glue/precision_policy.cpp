@@ -85,6 +85,37 @@ int number_for(const Combination& combination, int wanted) {
   return -1;
 }
 
+// -1: nothing is.
+int number_in_force() {
+  const auto dtypes = found.now();
+  return dtypes == found.dtypes ? -1 : number_of(dtypes);
+}
+
+void put_in_force(int number) {
+  for (int i = 0; i < found.used; i++) {
+    const auto device = digit_devices[size_t(i)];
+    autocast::set_autocast_enabled(device, number >= 0);  // or no guard looks at it
+    autocast::set_autocast_dtype(device, c10::ScalarType(number < 0 ? found.dtypes[size_t(i)] : number % base));
+    if (number >= 0) number /= base;
+  }
+}
+
+// The number of a combination of which some devices are overruled; -1: there can be no more.
+int overruled_number(const Combination& combination, int overruled) {
+  if (!overruled) return combination.first;
+  const std::lock_guard<std::mutex> guard(policy_lock);
+  int& number = registry.overruled.try_emplace({combination.first, overruled}, -1).first->second;
+  if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
+  return number;
+}
+
+uint8_t code_of(const Json& dtype) {
+  if (dtype.text == "origin") return origin;
+  for (size_t i = 0; i < dtypes.size(); i++)
+    if (dtype.text == names_of_dtypes[i]) return uint8_t(i + 1);
+  return 0;
+}
+
 }  // namespace
 
 at::Tensor KeptCasts::get(const at::Tensor& tensor, c10::ScalarType to, int64_t& count) {
@@ -119,13 +150,6 @@ void KeptCasts::drop() {
   std::unordered_map<const c10::TensorImpl*, Kept> gone;
   const std::lock_guard<std::mutex> guard(casts_lock);
   gone.swap(kept_);
-}
-
-uint8_t code_of(const Json& dtype) {
-  if (dtype.text == "origin") return origin;
-  for (size_t i = 0; i < dtypes.size(); i++)
-    if (dtype.text == names_of_dtypes[i]) return uint8_t(i + 1);
-  return 0;
 }
 
 PrecisionRule::PrecisionRule(const Json& given)
@@ -164,31 +188,9 @@ void PrecisionPolicy::count(int op, int what, int64_t more) const {
   (*found)[size_t(what)].fetch_add(more, std::memory_order_relaxed);
 }
 
-int number_in_force() {
-  const auto dtypes = found.now();
-  return dtypes == found.dtypes ? -1 : number_of(dtypes);
-}
-
-void put_in_force(int number) {
-  for (int i = 0; i < found.used; i++) {
-    const auto device = digit_devices[size_t(i)];
-    autocast::set_autocast_enabled(device, number >= 0);  // or no guard looks at it
-    autocast::set_autocast_dtype(device, c10::ScalarType(number < 0 ? found.dtypes[size_t(i)] : number % base));
-    if (number >= 0) number /= base;
-  }
-}
-
 const Combination* combination_in_force() {
   const int number = number_in_force();
   return number < 0 ? nullptr : combinations[size_t(number)].load(std::memory_order_acquire);
-}
-
-int overruled_number(const Combination& combination, int overruled) {
-  if (!overruled) return combination.first;
-  const std::lock_guard<std::mutex> guard(policy_lock);
-  int& number = registry.overruled.try_emplace({combination.first, overruled}, -1).first->second;
-  if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
-  return number;
 }
 
 namespace {

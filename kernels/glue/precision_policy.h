@@ -18,9 +18,8 @@ constexpr int precision_devices = 3;
 constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule can name
 
+// Beside the codes of dtypes: 0 (as it is), and places in `dtypes` from 1 on.
 constexpr uint8_t origin = 255;
-// The code of a dtype of Python's: 0 (as it is), a place in `dtypes` from 1 on, or `origin`.
-uint8_t code_of(const Json& dtype);
 
 // What a policy asks of operators: a PrecisionRule of Python's (msctx/options/precision_rules.py); without one, nothing.
 struct PrecisionRule {
@@ -95,11 +94,6 @@ struct Combination {
 // What is in force in this thread: nullptr: nothing. It travels to the threads of the backward pass, and is part of what compiled
 // code is guarded by: its number is kept as the autocast dtypes of devices that nobody has.
 const Combination* combination_in_force();
-
-int number_in_force();  // -1: nothing is
-void put_in_force(int number);
-// The number of a combination of which some devices are overruled; -1: there can be no more.
-int overruled_number(const Combination&, int overruled);
 
 // Whether the running backward pass computes gradients. It does so in the dtypes of its forward pass, whose results it is given, also
 // where it records a graph for another one; but not in a checkpoint, which computes its forward pass again, nor in what somebody has

@@ -24,10 +24,10 @@ using Policy = std::unique_ptr<const Taken, GiveBack>;
 // function of that library says that it is not done.
 inline thread_local std::exception_ptr thrown;
 template <class Work>
-int caught(const Work& work) noexcept try {
+int caught(const Work& work) try {
   work();
   return 1;
-} catch (...) {
+} catch (const std::exception&) {  // the end of a thread of Python's is none, and passes
   thrown = std::current_exception();
   return 0;
 }

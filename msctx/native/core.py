@@ -91,8 +91,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_install_npu": (TEXT, [c_int]),
     "msctx_serve_cuda_kernels": (c_char_p, [py_object, STR]),
     "msctx_hook_problem": (TEXT, [c_int]),
-    "msctx_threads_seen": (c_int, []),
-    "msctx_torch_threads": (c_int, []),
     "msctx_set_policy": (DONE, [c_int, STR]),
     "msctx_may_compute_product": (c_int, [STR]),
     "msctx_book_new": (HANDLE, [STR]),
@@ -158,8 +156,6 @@ class Core:
         self._choose_isa()
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
-        if c.msctx_torch_threads() > 1 and c.msctx_threads_seen() < 2:
-            raise NativeError("the native core runs on one thread only: it was not built for the OpenMP that torch uses")
         atexit.register(c.msctx_leave_python)
 
     def _choose_isa(self) -> None:

@@ -101,7 +101,9 @@ class _Reasons(Structure):
     _fields_ = [("count", c_int32), ("text", c_char_p * 8)]
 
 
-class _Parallel(Structure):
+class Parallel(Structure):
+    """Threads that a caller lends."""
+
     _fields_ = [("threads", c_int), ("pool", c_void_p), ("run", c_void_p)]
 
 
@@ -188,22 +190,22 @@ class Kernels:
     """The library at *path*. ``op`` is the row's own unless it is given: a transposed convolution exchanges the first two."""
 
     def __init__(self, path: str) -> None:
-        self._c = ctypes.CDLL(path)
+        self.c = ctypes.CDLL(path)
         for name, result, arguments in (
             ("isa", c_char_p, [c_int]),
             ("isa_in_use", c_char_p, []),
             ("use_isa", c_int, [c_char_p]),
             ("table", POINTER(_Table), [c_char_p]),
-            ("own_threads", _Parallel, [c_int]),
-            ("run", c_int, [c_char_p, c_int, POINTER(_Problem), c_int, POINTER(_Tensors), POINTER(_Parallel)]),
-            ("fingerprint", c_int, [c_char_p, c_void_p, c_int64, POINTER(c_uint64 * 2), POINTER(_Parallel)]),
-            ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_void_p, POINTER(_Parallel)]),
+            ("own_threads", Parallel, [c_int]),
+            ("run", c_int, [c_char_p, c_int, POINTER(_Problem), c_int, POINTER(_Tensors), POINTER(Parallel)]),
+            ("fingerprint", c_int, [c_char_p, c_void_p, c_int64, POINTER(c_uint64 * 2), POINTER(Parallel)]),
+            ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_void_p, POINTER(Parallel)]),
             ("has_nonfinite", c_int, [c_char_p, c_int, c_void_p, c_int64]),
         ):
-            function = getattr(self._c, f"msctx_{name}")
+            function = getattr(self.c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
         found: list[str] = []
-        while (name := self._c.msctx_isa(len(found))) is not None:
+        while (name := self.c.msctx_isa(len(found))) is not None:
             found.append(name.decode())
         self.isas = [isa for isa in found if not isa.endswith(EMULATED)]
         self.emulated = [isa for isa in found if isa.endswith(EMULATED)]
@@ -219,14 +221,14 @@ class Kernels:
 
     @property
     def isa_in_use(self) -> str:
-        return str(self._c.msctx_isa_in_use().decode())
+        return str(self.c.msctx_isa_in_use().decode())
 
     def use_isa(self, name: str) -> bool:
-        return bool(self._c.msctx_use_isa(name.encode()))
+        return bool(self.c.msctx_use_isa(name.encode()))
 
     def table(self, isa: str) -> list[Row]:
         rows: list[Row] = []
-        table = self._c.msctx_table(isa.encode())
+        table = self.c.msctx_table(isa.encode())
         for found in table.contents.rows[: table.contents.count] if table else ():
             a = found.algorithm.contents
             texts = found.name.decode(), a.name.decode(), a.math.decode()
@@ -291,8 +293,8 @@ class Kernels:
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
         found = (c_uint64 * 2)()
-        own = self._c.msctx_own_threads(threads)
-        assert self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, found, own)
+        own = self.c.msctx_own_threads(threads)
+        assert self.c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, found, own)
         return found[0], found[1]
 
     def statistics(
@@ -302,8 +304,8 @@ class Kernels:
         pieces = np.zeros(-(-values.size // PIECE), np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)]))
         data, found = c_void_p(values.ctypes.data), c_void_p(pieces.ctypes.data)
         given = isa.encode(), dtype, data, values.size
-        assert self._c.msctx_statistics(*given, found, self._c.msctx_own_threads(threads))
-        return pieces.tolist(), bool(self._c.msctx_has_nonfinite(*given))
+        assert self.c.msctx_statistics(*given, found, self.c.msctx_own_threads(threads))
+        return pieces.tolist(), bool(self.c.msctx_has_nonfinite(*given))
 
     def _run(
         self,
@@ -322,13 +324,13 @@ class Kernels:
         given = _Tensors(*(t.ctypes.data for t in tensors), channels_last)
         if any(parts) or how.activation:
             given.epilogue = ctypes.pointer(how)
-        isa, own = isa or row.isas[0], self._c.msctx_own_threads(threads)
+        isa, own = isa or row.isas[0], self.c.msctx_own_threads(threads)
         place, op = self._index[isa][str(row)], row.op if op is None else op
-        return bool(self._c.msctx_run(isa.encode(), place, _problem(case), op, given, own))
+        return bool(self.c.msctx_run(isa.encode(), place, _problem(case), op, given, own))
 
     def _algorithm(self, row: Row) -> _Algorithm:
         isa = row.isas[0]
-        found: _Algorithm = self._c.msctx_table(isa.encode()).contents.rows[self._index[isa][str(row)]].algorithm.contents
+        found: _Algorithm = self.c.msctx_table(isa.encode()).contents.rows[self._index[isa][str(row)]].algorithm.contents
         return found
 
 

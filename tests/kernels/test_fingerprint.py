@@ -1,12 +1,13 @@
 """The fingerprint of a weight: every change of its bytes changes it, and it is the same however it is computed."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kernels import Kernels
+from kernels import Kernels, Parallel
 
 CHUNK = 512 << 10
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -64,3 +65,11 @@ def test_same_on_every_isa_for_any_number_of_threads_and_at_any_place_in_memory(
         room[start : start + 700] = data
         found.add(kernels.fingerprint(room[start : start + 700], kernels.isas[0]))
     assert len(found) == 1
+
+
+def test_threads_that_cannot_run_are_an_error(kernels: Kernels) -> None:
+    """An int of the caller's callback comes back as one: no exception passes through the library."""
+    refusing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
+    parallel = Parallel(2, None, ctypes.cast(refusing, ctypes.c_void_p))
+    data, found = values(3 * CHUNK, 0), (ctypes.c_uint64 * 2)()
+    assert not kernels.c.msctx_fingerprint(None, data.ctypes.data, data.nbytes, found, parallel)
