@@ -256,6 +256,8 @@ class Kernels:
 
     def workspace(self, row: Row, case: Case, threads: int = 1) -> int:
         """Bytes beside the tensors, those of a prepared weight in its first form included."""
+        if any(0 in shape for shape in case.shapes):
+            return 0
         a, problem = self._algorithm(row), _problem(case)
         prepared = a.prepared_size(problem, row.op, 0) if a.prepared_size else 0
         return (a.workspace(problem, row.op, threads) if a.workspace else 0) + (prepared + 63) // 64 * 64
