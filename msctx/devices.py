@@ -69,7 +69,7 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
-        npu = core.npu_obstacle()
+        npu = core.hook_problem("ascend")
     if any(name in settings for name in INVARIANT):
         from msctx.switches import torch_precision
 

@@ -135,7 +135,7 @@ def _libraries() -> Iterator[Check]:
 def _native() -> Iterator[Check]:
     if reason := native.obstacle():
         yield Check(
-            "native core", "missing", reason, "install g++ or clang++, then run msctx build; everything else works without"
+            "native core", "missing", reason, "install what is missing, then run msctx build; everything else works without"
         )
     elif (made := native.found()) is None:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")

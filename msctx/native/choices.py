@@ -29,7 +29,7 @@ def write(place: str, policy: ConvPolicy | None) -> None:
             IN_FORCE.pop(place, None)
             if (library := core.loaded()) is None:
                 return
-            library.set_policy(place, None)
+            library.c.msctx_set_policy(core.PLACES.index(place), None)
         else:
             from msctx.native import tuning, tuning_file
 
@@ -38,7 +38,7 @@ def write(place: str, policy: ConvPolicy | None) -> None:
             number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning.table(library, records, place, only_records=True) if records else 0
-            library.set_policy(place, _json(policy, number, recording))
+            library.c.msctx_set_policy(core.PLACES.index(place), _json(policy, number, recording))
         if measured := sys.modules.get("msctx.native.tuning"):
             measured.keep(library)
 

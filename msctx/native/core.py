@@ -18,7 +18,7 @@ from msctx import notices
 from msctx.errors import NativeError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from msctx.native.build import Build
 
@@ -66,18 +66,6 @@ DONE = c_int, _enough
 HANDLE = c_void_p, _enough
 JSON = c_void_p, _read_json
 """A text of JSON, which the caller frees; ``None`` where the pointer is null."""
-
-
-def declared(library: Any, signatures: Mapping[str, tuple[Any, list[Any]]]) -> Any:
-    """The library, of whose functions these now have their types: name → result, arguments."""
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        if isinstance(result, tuple):
-            function.restype, function.errcheck = result
-        else:
-            function.restype = result
-    return library
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -151,7 +139,14 @@ class Core:
         ctypes.CDLL(str(made.kernels))  # found by its name when the glue is loaded
         torch.ops.load_library(str(made.glue))
         self.made = made
-        self.c = c = declared(ctypes.CDLL(str(made.glue)), _SIGNATURES)
+        self.c = c = ctypes.CDLL(str(made.glue))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(c, name)
+            function.argtypes = arguments
+            if isinstance(result, tuple):
+                function.restype, function.errcheck = result
+            else:
+                function.restype = result
         self.hooked = {"cpu"}
         self._choose_isa()
         if problem := c.msctx_install(_warn):
@@ -174,14 +169,6 @@ class Core:
 
     def isa(self) -> str:
         return str(self.c.msctx_isa_in_use())
-
-    def hook_problem(self, place: str = "cpu") -> str:
-        """``""`` while PyTorch's dispatcher calls our kernels, or may yet, else whose it calls."""
-        return str(self.c.msctx_hook_problem(PLACES.index(place)))
-
-    def set_policy(self, place: str, policy: str | None) -> None:
-        """Put a policy in force, a text of JSON; ``None``: no policy."""
-        self.c.msctx_set_policy(PLACES.index(place), policy)
 
     def measurements(self) -> int:
         """How many problems this process has measured."""
@@ -299,14 +286,14 @@ def load_with_npu() -> Core:
     return library
 
 
-def npu_obstacle() -> str:
-    """Why products on an NPU cannot be named in this process, or ``""``; cheap."""
-    return _core.hook_problem("ascend") if _core is not None else ""
+def hook_problem(place: str) -> str:
+    """``""`` while PyTorch's dispatcher calls our kernels, or may yet, else whose it calls."""
+    return str(_core.c.msctx_hook_problem(PLACES.index(place))) if _core is not None else ""
 
 
 def cudnn_obstacle() -> str:
     """Why cuDNN's algorithms cannot be named in this process, or ``""``; cheap. Import torch before."""
-    if _core is not None and (problem := _core.hook_problem("cuda")):
+    if problem := hook_problem("cuda"):
         return problem
     for name in CUDA[:2]:
         try:
@@ -318,10 +305,9 @@ def cudnn_obstacle() -> str:
 
 def obstacle() -> str:
     """Why the native core cannot serve now, or ``""``; cheap."""
-    if _core is not None:
-        problem = _core.hook_problem()
-        return f"{problem}, registered after msctx's; enter the context before that library is loaded" if problem else ""
-    if _failed:
+    if problem := hook_problem("cpu"):
+        return f"{problem}, registered after msctx's; enter the context before that library is loaded"
+    if _core is not None or _failed:
         return _failed
     from msctx.native import build
 

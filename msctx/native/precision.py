@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,7 @@ class _Here(threading.local):
         self.acts_on = _ActsOn()
         self.reported: Policies | None = None  # whose autocast was
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
+        self.tag: Any = None  # of the program before the first policy: its override, and the tag
 
 
 here = _Here()
@@ -257,31 +258,6 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
 
 
-class _Tag:
-    """The user's own tag with what is requested, by thread; and what was found before the first asked: the override, and the tag."""
-
-    def __init__(self) -> None:
-        self.by_thread: dict[int, str] = {}
-        self.found: tuple[Any, str] | None = None
-
-    def put(self, content: str) -> None:
-        self.by_thread[threading.get_ident()] = content
-        if not content:
-            del self.by_thread[threading.get_ident()]
-        if self.found is None:
-            self.found = override(config, TAG), config.cache_key_tag
-        tag, users = self.found
-        if self.by_thread:
-            config.cache_key_tag = users + "".join(sorted({*self.by_thread.values()}))
-        else:
-            put_override(config, TAG, tag)
-            self.found = None
-
-
-class _ThreadsTag(_Tag, threading.local):
-    pass
-
-
 class _Disabling(Forced):
     """Whether torch's caches are off in every thread: as an option requests it, or since threads request different things."""
 
@@ -302,29 +278,33 @@ class _Disabling(Forced):
             self.enforce(own if thread is threading.current_thread() else None)
 
     def enforce(self, own: Any = None) -> None:
-        self.forced = True if len({*_of_process.by_thread.values()}) > 1 else self.requested
+        self.forced = True if len({*filter(None, _by_thread.values())}) > 1 else self.requested
         self._enforce(own)
 
 
-_of_thread, _of_process = _ThreadsTag(), _Tag()
 DISABLING = _Disabling(config.__name__, DISABLED, bool)
+_of_process, _by_thread = SimpleNamespace(tag=None), dict[int, str]()
+"""Where there is one tag for the process: what was found of it, as ``_Here.tag``, and what each thread requests."""
 _tag_lock = threading.Lock()
 
 
 def _distinguish(content: str) -> None:
     """Distinguish code that this thread compiles by *content*; if that is empty by the user's tag alone, as it was found."""
     if is_threads_own(config, TAG):
-        _of_thread.put(content)
+        _put_tag(here, content)
+        return
+    with _tag_lock:
+        _by_thread[threading.get_ident()] = content
+        _put_tag(_of_process, "".join(sorted({*_by_thread.values()})))
+        DISABLING.enforce()
+
+
+def _put_tag(where: Any, content: str) -> None:
+    if where.tag is None:
+        where.tag = override(config, TAG), config.cache_key_tag
+    found, users = where.tag
+    if content:
+        config.cache_key_tag = users + content
     else:
-        with _tag_lock:
-            _of_process.put(content)
-            DISABLING.enforce()
-
-
-def _after_fork() -> None:
-    here = threading.get_ident()
-    _of_process.by_thread = {thread: content for thread, content in _of_process.by_thread.items() if thread == here}
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+        put_override(config, TAG, found)
+        where.tag = None
