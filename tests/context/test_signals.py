@@ -158,3 +158,20 @@ def test_ctrl_c_at_any_call_of_entering_and_leaving(work: Callable[[], None], ex
         assert [*stack.scopes, *held] == [], call
         call += 1
     assert call > 15
+
+
+def test_a_block_that_ctrl_c_left_open_can_be_left(exact_state: State) -> None:
+    """Python handles the signal before the first statement of __exit__."""
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is Context.__exit__.__code__:
+            signal.raise_signal(signal.SIGINT)
+
+    before = exact_state()
+    with pytest.raises(KeyboardInterrupt), msctx.context(**OPTIONS):
+        sys.setprofile(interrupt)
+    sys.setprofile(None)
+    assert exact_state() != before
+    msctx.current().__exit__()
+    assert exact_state() == before
+    assert not stack.scopes
