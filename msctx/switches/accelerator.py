@@ -227,7 +227,7 @@ def has_settings() -> bool:
     return hasattr(_C, "_accelerator_setAllocatorSettings") and hasattr(_C, "_accelerator_getAllocatorSettings")
 
 
-def _now() -> str:
+def _text() -> str:
     """The text in effect. torch_npu reads its own variable only when the first text reaches it."""
     if not has_settings():
         return ""
@@ -240,7 +240,7 @@ def _ours(text: str) -> dict[str, str]:
 
 
 def _send(text: str, *ignored: type[Exception]) -> None:
-    lacking = DEFAULTS.keys() & _ours(_now()).keys() - _ours(text).keys()
+    lacking = DEFAULTS.keys() & _ours(_text()).keys() - _ours(text).keys()
     back = join(parse(text) | {key: DEFAULTS[key] for key in sorted(lacking)})
     for step in (back, text) if lacking else (text,):
         with suppress(*ignored):
@@ -251,7 +251,7 @@ def _send(text: str, *ignored: type[Exception]) -> None:
 
 def _complaint(text: str, *, keep: bool) -> str:
     """Send a text, and take it back where torch does not like it, or where it need not be kept; returns torch's complaint."""
-    found, complaint, refusals = _now(), "", (ValueError, IndexError, RuntimeError)
+    found, complaint, refusals = _text(), "", (ValueError, IndexError, RuntimeError)
     try:
         _send(text)
     except refusals as error:
@@ -263,25 +263,25 @@ def _complaint(text: str, *, keep: bool) -> str:
 
 def _over(value: Mapping[str, Any] | None) -> str:
     """The text in effect with *value* laid over it: some keys of DEFAULTS, or ``None``."""
-    return join(parse(_now()) | {key: str(new) for key, new in value.items()}) if value else _now()
+    return join(parse(_text()) | {key: str(new) for key, new in value.items()}) if value else _text()
 
 
-def _read() -> dict[str, Any] | None:
+def _read_settings() -> dict[str, Any] | None:
     words = {"True": True, "False": False}
-    return {key: words.get(text, int(text) if text.isdecimal() else text) for key, text in _ours(_now()).items()} or None
+    return {key: words.get(text, int(text) if text.isdecimal() else text) for key, text in _ours(_text()).items()} or None
 
 
-def _write(value: Mapping[str, Any] | None) -> None:
+def _write_settings(value: Mapping[str, Any] | None) -> None:
     if complaint := _complaint(_over(value), keep=True):
         raise SwitchError(complaint)
 
 
-def _put_back(text: str) -> None:
-    if text != _now():
+def _restore_settings(text: str) -> None:
+    if text != _text():
         _send(text)
 
 
-def _blocked(value: Mapping[str, Any] | None) -> str:
+def _settings_blocked(value: Mapping[str, Any] | None) -> str:
     if not has_settings():
         return f"torch {torch.__version__} has no settings of its allocators that can be set late"
     text = _over(value)
@@ -291,11 +291,11 @@ def _blocked(value: Mapping[str, Any] | None) -> str:
 SWITCHES = (
     Switch(
         "torch.accelerator.allocator_settings",
-        _read,
-        _write,
-        state=(_now, _put_back),
+        _read_settings,
+        _write_settings,
+        state=(_text, _restore_settings),
         family="torch.accelerator.allocator_settings",
-        satisfied=lambda value: _ours(_now()) == _ours(_over(value)),
-        blocked=_blocked,
+        satisfied=lambda value: _ours(_text()) == _ours(_over(value)),
+        blocked=_settings_blocked,
     ),
 )
