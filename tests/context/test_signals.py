@@ -33,27 +33,6 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
 
 
-def test_ctrl_c_while_a_context_is_entered(interrupted: None, exact_state: State) -> None:
-    before = exact_state()
-    with pytest.raises(KeyboardInterrupt), msctx.context(**OPTIONS):
-        raise AssertionError("the block ran")
-    assert exact_state() == before
-
-
-def test_ctrl_c_while_a_context_is_left(monkeypatch: pytest.MonkeyPatch, exact_state: State) -> None:
-    before = exact_state()
-
-    def load(value: int) -> None:
-        signal.raise_signal(signal.SIGINT)
-        torch.set_num_threads(value)
-
-    switch = dataclasses.replace(ledger.SWITCHES["torch.num_threads"], state=(torch.get_num_threads, load))
-    monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
-    with pytest.raises(KeyboardInterrupt), msctx.context(**OPTIONS):
-        pass
-    assert exact_state() == before
-
-
 def test_ctrl_c_in_a_block_within_others(exact_state: State) -> None:
     before = exact_state()
     with pytest.raises(KeyboardInterrupt), msctx.context(deterministic="ON"), msctx.context(runtime_num_threads=1):
