@@ -1,6 +1,7 @@
 """What follows a result: the values of float64, and the same bits whoever applies it, on each instruction set, in either layout."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,31 +47,23 @@ def is_bias(e: Epilogue) -> bool:
     return e.shift is not None and e.scale is None and e.other is None and e.activation == "none"
 
 
-def right(x: np.ndarray[Any, Any], e: Epilogue) -> np.ndarray[Any, Any]:
-    def act(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        match e.activation:
-            case "relu":
-                return np.maximum(v, 0)
-            case "clamp":
-                return np.clip(v, e.low, e.high)
-            case "silu":
-                return v / (1 + np.exp(-v))
-            case "sigmoid":
-                return 1 / (1 + np.exp(-v))
-            case "hardswish":
-                return v * np.clip(v + 3, 0, 6) / 6
-            case "hardsigmoid":
-                return np.clip(v + 3, 0, 6) / 6
-            case "gelu":
-                return v / 2 * ERFC(-v / 2**0.5)
-            case "gelu_tanh":
-                return v / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (v + 0.044715 * v**3)))
-        return v
+ACTIVATE: dict[str, Callable[[np.ndarray[Any, Any], Epilogue], np.ndarray[Any, Any]]] = {
+    "none": lambda v, e: v,
+    "relu": lambda v, e: np.maximum(v, 0),
+    "clamp": lambda v, e: np.clip(v, e.low, e.high),
+    "silu": lambda v, e: v / (1 + np.exp(-v)),
+    "sigmoid": lambda v, e: 1 / (1 + np.exp(-v)),
+    "hardswish": lambda v, e: v * np.clip(v + 3, 0, 6) / 6,
+    "hardsigmoid": lambda v, e: np.clip(v + 3, 0, 6) / 6,
+    "gelu": lambda v, e: v / 2 * ERFC(-v / 2**0.5),
+    "gelu_tanh": lambda v, e: v / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (v + 0.044715 * v**3))),
+}
 
-    v = x.astype(np.float64)
-    v = v * (1 if e.scale is None else e.scale[:, None, None]) + (0 if e.shift is None else e.shift[:, None, None])
-    other = 0.0 if e.other is None else e.other
-    return act(v) + other if e.adds_last else act(v + other)
+
+def right(x: np.ndarray[Any, Any], e: Epilogue) -> np.ndarray[Any, Any]:
+    scale, shift = (start if t is None else t[:, None, None] for start, t in ((1, e.scale), (0, e.shift)))
+    v, other = x.astype(np.float64) * scale + shift, 0.0 if e.other is None else e.other
+    return ACTIVATE[e.activation](v, e) + other if e.adds_last else ACTIVATE[e.activation](v + other, e)
 
 
 @pytest.mark.full

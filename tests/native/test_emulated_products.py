@@ -1,16 +1,11 @@
 """A matrix unit through torch, where the unit is software: values of products, bounds, padding, kept weights; images one by one."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from variants import has_avx512
 
-from msctx.native import build
-
-HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(not has_avx512(), reason="the matrix unit is emulated on AVX-512"),
@@ -19,15 +14,17 @@ PARTS = {
     "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x9", "bf16x6", "bf16x3", "tf32"),
     "amx_emulated": ("int8x6", "bf16x6", "bf16x3", "tf32"),
 }
-PROGRAM = """
+START = f"""
 import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import torch
 import variants
 variants.use_emulated()
 import msctx
-
+"""
+PROGRAM = """
 torch.manual_seed(0)
-for algo in sys.argv[1:]:
+for algo in PARTS:
     for m, k, n in ((1, 40, 30), (33, 70, 50), (64, 64, 64), (100, 257, 31), (197, 65, 130)):
         a, b = torch.randn(m, k) * 2.0 ** (40 * torch.rand(m, k) - 20), torch.randn(k, n)
         for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
@@ -57,7 +54,7 @@ for algo in sys.argv[1:]:
     left, right = torch.randint(-9, 10, (70, 80)).float(), torch.randint(-9, 10, (80, 90)).float()
     with msctx.context(matmul_algo=algo):
         small = left @ right
-    is_fixed_point = algo == "int8x6" or (algo == "tf32" and sys.argv[1] != "fp16x3")
+    is_fixed_point = algo == "int8x6" or (algo == "tf32" and PARTS[0] != "fp16x3")
     assert is_fixed_point or torch.equal(small, left @ right), "scales are powers of two"
     layer = torch.nn.Linear(64, 48)
     with msctx.context(matmul_algo=algo, fallback="error") as ctx, torch.no_grad():
@@ -88,68 +85,24 @@ for algo, error in (("normal", 3e-5), ("tf32", 1)):
         torch.randn(512, 512) @ torch.randn(512, 512).t()
     (row,) = ctx.choices()
     assert row.math == ("fp32-grade" if algo == "normal" else "tf32"), row
-print("right")
 """
 
 
-def assert_right(program: str, isa: str, *arguments: str) -> None:
-    if why := build.obstacle():
-        pytest.skip(why)
-    process = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={
-            **os.environ,
-            "MSCTX_ISA": isa,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert process.stdout.splitlines()[-1:] == ["right"], process.stderr[-3000:]
+Emulated = Callable[[str, str], str]
+
+
+@pytest.fixture
+def emulated(passes_fresh: Callable[..., str]) -> Emulated:
+    """Run code after START on an instruction set whose matrix unit is software."""
+    return lambda code, isa: passes_fresh(START + code, env={"MSCTX_ISA": isa}, timeout=900)
 
 
 @pytest.mark.parametrize("isa", PARTS)
-def test_values_bounds_and_kept_weights(isa: str) -> None:
-    assert_right(PROGRAM, isa, *PARTS[isa])
-
-
-PLANTED = """
-import torch
-import variants
-variants.use_emulated()
-import msctx
-
-def split(a, b):  # as a program might do by itself: both parts, in float16's precision, are lost where code is compiled
-    high = a.to(torch.float16).to(torch.float32)
-    low = (a - high).to(torch.float16).to(torch.float32)
-    return high @ b, low.abs().amax()
-
-torch.manual_seed(0)
-a, b = torch.randn(64, 96), torch.randn(96, 48)
-exact = a.double() @ b.double()
-(_, eager), (_, compiled) = split(a, b), torch.compile(split)(a, b)
-assert eager > 1e-6 and compiled == 0, "inductor keeps the parts: this test shows nothing any more"
-for algo in ("fp16x3", "bf16x3", "tf32"):
-    with msctx.context(matmul_algo=algo, fallback="error") as ctx:
-        errors = [(product(a, b).double() - exact).abs().max().item() for product in (torch.mm, torch.compile(torch.mm))]
-    assert errors[0] == errors[1], (algo, errors)
-    assert [(row.ran, row.calls) for row in ctx.choices()] == [(algo, 2)]
-print("right")
-"""
-
-
-def test_parts_survive_compiling() -> None:
-    """Inductor takes casts to 16 bits and back for nothing; a product of ours is one operator to it."""
-    assert_right(PLANTED, "amx_fp16_emulated")
+def test_values_bounds_and_kept_weights(emulated: Emulated, isa: str) -> None:
+    emulated(f"PARTS = {PARTS[isa]!r}\n{PROGRAM}", isa)
 
 
 IMAGES = """
-import torch
-import variants
-variants.use_emulated()
-import msctx
-
 torch.manual_seed(0)
 x, w = torch.randn(4, 32, 12, 12), torch.randn(48, 32, 3, 3)
 x[1] *= 1e6
@@ -164,10 +117,9 @@ for more, math in (({}, "fp32-grade"), ({"conv_allow_tf32": True}, "tf32")):
     assert {row.math for row in ctx.choices()} == {math}, ctx.choices()
     for i in (0, 1, 3):
         assert (whole[i] - exact[i]).abs().max() <= ctx.choices()[0].error * exact[i].abs().max(), (math, i)
-print("right")
 """
 
 
 @pytest.mark.parametrize("isa", PARTS)
-def test_images_are_computed_one_by_one_under_batch_invariant(isa: str) -> None:
-    assert_right(IMAGES, isa)
+def test_images_are_computed_one_by_one_under_batch_invariant(emulated: Emulated, isa: str) -> None:
+    emulated(IMAGES, isa)

@@ -3,8 +3,8 @@
 import copy
 import gc
 import pickle
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +335,10 @@ def test_scripted_and_traced_models_can_be_watched(option: dict[str, Any]) -> No
 
 
 def test_two_threads_train_two_watched_models() -> None:
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)])
+
     def trained(model: nn.Module, seed: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -344,23 +348,9 @@ def test_two_threads_train_two_watched_models() -> None:
             optimizer.step()
         return [value.clone() for value in model.state_dict().values()]
 
-    def made(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)])
-
-    expected = [trained(made(seed), seed) for seed in range(2)]
-    found: dict[int, list[torch.Tensor]] = {}
-    with msctx.context(memory_optimize_level="O1") as ctx:
-        models = [made(seed) for seed in range(2)]
-        for model in models:
-            ctx.watch(model)
-        threads = [
-            threading.Thread(target=lambda seed=seed: found.update({seed: trained(models[seed], seed)})) for seed in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    expected, models = [trained(made(seed), seed) for seed in range(2)], [made(seed) for seed in range(2)]
+    with msctx.context(memory_optimize_level="O1").watch(models[0]) as ctx, ThreadPoolExecutor(2) as pool:
+        ctx.watch(models[1])
+        found = list(pool.map(trained, models, range(2)))
         assert all(row["recomputed"] for row in msctx.memory_stats()["recomputed"][-8:])
-    for seed in range(2):
-        assert all(torch.equal(one, other) for one, other in zip(expected[seed], found[seed], strict=True))
+    assert all(torch.equal(*pair) for one, other in zip(expected, found, strict=True) for pair in zip(one, other, strict=True))

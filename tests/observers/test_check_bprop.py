@@ -64,7 +64,10 @@ def test_what_is_wrong_is_named(name: str) -> None:
     assert re.search(rf"<lambda> \({HERE}:\d+\)", str(caught.value))
 
 
-def test_what_is_right_passes() -> None:
+cast = scale(lambda ctx, g: (g.double(), None, g))
+
+
+def test_what_is_right_passes_and_the_scope_of_the_forward_decides() -> None:
     x, bias = leaf(3), leaf(3)
     with msctx.context(check_bprop=True, check_bprop_values=True):
         right.apply(x, 2, bias).sum().backward()
@@ -73,12 +76,6 @@ def test_what_is_right_passes() -> None:
             right.apply(x, 2, bias)
     assert x.grad is not None
     assert x.grad.tolist() == [2, 2, 2]
-
-
-cast = scale(lambda ctx, g: (g.double(), None, g))
-
-
-def test_the_scope_of_the_forward_decides() -> None:
     with msctx.context(check_bprop=True):
         y = cast.apply(leaf(3), 2, leaf(3)).sum()
     with pytest.raises(GradientDtypeError):

@@ -19,34 +19,31 @@ def train(net: nn.Module) -> None:
     optimizer.step()
 
 
-def options(name: str, path: Path) -> dict[str, Any]:
-    (path / "rdr.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": str(path)}}))
-    return {
-        "dump": {"session": {"enable_dump": True, "dump_path": str(path), "dump_layer": "relu"}},
-        "dump of msProbe": {"session": {"enable_dump": True, "dump_path": str(path)}, "dump_format": "msprobe"},
-        "overflow": {"session": {"enable_dump_debug": True, "dump_path": str(path)}},
-        "errors": {"enable_exception_dump": 1},
-        "recorder": {"env_config_path": str(path / "rdr.json")},
-        "watchdog": {"op_timeout": 900},
-        "exceptions": {"deterministic": "ON", "deterministic_except": "relu"},
-        "gradients": {"check_bprop": True, "check_bprop_values": True},
-        "print": {"print_file_path": str(path / "prints.bin")},
-    }[name]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dump": {"session": {"enable_dump": True, "dump_path": ".", "dump_layer": "relu"}},
+    "dump of msProbe": {"session": {"enable_dump": True, "dump_path": "."}, "dump_format": "msprobe"},
+    "overflow": {"session": {"enable_dump_debug": True, "dump_path": "."}},
+    "errors": {"enable_exception_dump": 1},
+    "recorder": {"env_config_path": "rdr.json"},
+    "watchdog": {"op_timeout": 900},
+    "exceptions": {"deterministic": "ON", "deterministic_except": "relu"},
+    "gradients": {"check_bprop": True, "check_bprop_values": True},
+    "print": {"print_file_path": "prints.bin"},
+}
 
 
-@pytest.mark.parametrize(
-    "name", ["dump", "dump of msProbe", "overflow", "errors", "recorder", "watchdog", "exceptions", "gradients", "print"]
-)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_scope_that_has_closed_leaves_nothing_registered(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "rdr.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": str(tmp_path)}}))
     core.load()
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     train(net)
     before, kernels = registries.registered(net), registries.dispatched()
-    with msctx.context(**options(name, tmp_path)).watch(net):
+    with msctx.context(**OPTIONS[name]).watch(net):
         train(net)
         inside = registries.registered(net)
-        with pytest.raises(KeyError), msctx.context(**options(name, tmp_path)):
+        with pytest.raises(KeyError), msctx.context(**OPTIONS[name]):
             raise KeyError
     assert name == "print" or inside != before, "the registries show it while it is on"
     assert registries.registered(net) == before
