@@ -33,14 +33,7 @@ def passed_over(*functions: Any) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-_waiting: list[Any] = []
-"""Functions that are passed over once Dynamo is loaded."""
-when_imported("torch._dynamo", lambda: passed_over(*_waiting))
-
-
 def outside_dynamo(function: F) -> F:
     """It always runs outside Dynamo. Compiled code that it calls is Dynamo's again."""
-    _waiting.append(function)
-    if "torch._dynamo" in sys.modules:
-        passed_over(function)
+    when_imported("torch._dynamo", lambda: passed_over(function))
     return untraced(function)

@@ -15,11 +15,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from msctx.errors import GraphError
 from msctx.graph import report
-from msctx.observers import compile_trace, modules
+from msctx.observers import compile_trace
 from msctx.options.policies import Compilation, Shapes
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
@@ -38,15 +37,19 @@ class Backend:
         _note_forwards()
         compile_trace.draw(graph)
         made = self._compile(graph, inputs)
-        return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
+        return _stop if self.wanted.only else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from msctx.graph.captured import apply, compile_sides  # they take Dynamo
 
         own = deepcopy(graph.graph) if self.wanted.scope_passes else graph.graph
+        tracing: dict[str, Any] = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
+        if self.wanted.only:  # no backward pass will come that has its graph compiled
+            tracing["force_non_lazy_backward_lowering"] = True
         try:
-            with torch._functorch.config.patch(self._tracing()):
-                return compile_sides(apply(graph, self.wanted.scope_passes), inputs, self.wanted.region, self._made)
+            with torch._functorch.config.patch(tracing):
+                changed = apply(graph, self.wanted.scope_passes)
+                return compile_sides(changed, inputs, self.wanted.region, _compiler(self.wanted, inputs))
         except torch._dynamo.exc.RestartAnalysis:  # it captures again
             raise
         except Exception as error:
@@ -55,15 +58,6 @@ class Backend:
             report.not_compiled(graph, error)
             graph.graph = own  # as the program has it
             return graph.forward
-
-    def _made(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return modules.naming(graph, _compiler(self.wanted, inputs)(graph, inputs))
-
-    def _tracing(self) -> dict[str, Any]:
-        """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""
-        kept = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
-        only = self.wanted.only or here.only_compiles
-        return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
 
 
 def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -124,16 +118,7 @@ def _stop(*_: Any) -> Any:
     raise Compiled
 
 
-def _stopping(made: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        return _stop() if here.only_compiles else made(*args)
-
-    return run
-
-
 class _Here(threading.local):
-    only_compiles = False
-    """Calls of this thread compile, and do not run."""
     module: torch.nn.Module | None = None
     """The outermost that runs."""
 
@@ -147,7 +132,7 @@ def backend(wanted: Compilation) -> Backend:
     return Backend(wanted)
 
 
-_forwards: list[tuple[weakref.ref[type[torch.nn.Module]], weakref.ref[Callable[..., Any]]]] = []
+_forwards: dict[weakref.ref[type[torch.nn.Module]], weakref.ref[Callable[..., Any]]] = {}
 """Classes of modules in compiled code, and their forward then. Dynamo has no guard on it, and none on the absence of global hooks."""
 _hooks: list[int] = []
 
@@ -159,25 +144,23 @@ def _global_hooks() -> list[int]:
 
 
 def _note_forwards() -> None:
-    global _forwards
-    if here.module is not None:
-        known = {kind: forward for kind, forward in _forwards if kind() is not None}
-        kinds: set[Any] = {type(one) for one in here.module.modules()}
-        found = {weakref.ref(kind): weakref.ref(kind.forward) for kind in kinds if kind.forward is kind.forward}
-        _forwards = [*(found | known).items()]
+    for kind in {type(one) for one in here.module.modules()} if here.module is not None else ():
+        if kind.forward is kind.forward:
+            _forwards.setdefault(weakref.ref(kind), weakref.ref(kind.forward))
 
 
 def is_of_before() -> bool:
     """Whether a class of modules that compiled code contains has another forward now, or all modules have other hooks."""
     return _hooks != _global_hooks() or any(
-        (kind := ref()) is not None and kind.forward is not forward() for ref, forward in _forwards
+        (kind := ref()) is not None and kind.forward is not forward() for ref, forward in [*_forwards.items()]
     )
 
 
 def forget() -> None:
     """Give equal policies other back ends from now on."""
-    global _forwards, _hooks
-    _forwards, _hooks = [], _global_hooks()
+    global _hooks
+    _forwards.clear()
+    _hooks = _global_hooks()
     backend.cache_clear()
 
 
@@ -203,57 +186,36 @@ def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return found
 
 
-def gear_of(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> int:
-    """Which gear the inputs of a call have.
-
-    Raises:
-        GraphError: they have none of them, with those that there are.
-    """
-    tensors = _tensors(wanted, what, inputs).values()
-    shapes = tuple((name, tuple(tensor.shape)) for (name, _), tensor in zip(wanted.gears[0], tensors, strict=False))
-    if shapes not in wanted.gears:
-        raise GraphError.shape(f"{what} is called with {text(shapes)}", "dynamic_dims", [*map(text, wanted.gears)])
-    return wanted.gears.index(shapes)
+TOO_FEW = "{} has shapes of {} inputs, and {} is called with fewer tensors: {}."
 
 
-def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Name of an argument → zeros that have its shape in *gear*, to compile for it."""
-    made = {}
-    for (_, shape), (name, tensor) in zip(wanted.gears[gear], _tensors(wanted, what, inputs).items(), strict=False):
-        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-        made[name] = zeros.to(memory_format=suggest_memory_format(tensor)).requires_grad_(tensor.requires_grad)
-    return made
-
-
-def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that input_shape means, in its order, by the names of the arguments; those in no gear may follow."""
+def _check_gear(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> None:
     names = [name for name, _ in wanted.gears[0]]
-    if not wanted.named:
-        found = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        if len(found) < len(names):
-            raise GraphError(_too_few("input_shape", len(names), what, len(found)))
-        return found
-    absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
-    if absent:
-        takes = ", ".join(inputs) or "no arguments"
-        raise GraphError(f"input_shape names {', '.join(absent)}, and {what} is called with no such tensors. It takes {takes}.")
-    return {name: inputs[name] for name in names}
-
-
-def _too_few(option: str, wanted: int, what: str, found: int) -> str:
-    return f"{option} has shapes of {wanted} inputs, and {what} is called with fewer tensors: {found}."
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if wanted.named:
+        if absent := ", ".join(name for name in names if name not in tensors):
+            takes = ", ".join(inputs) or "no arguments"
+            raise GraphError(f"input_shape names {absent}, and {what} is called with no such tensors. It takes {takes}.")
+        tensors = {name: tensors[name] for name in names}
+    if len(tensors) < len(names):
+        raise GraphError(TOO_FEW.format("input_shape", len(names), what, len(tensors)))
+    given = tuple((name, tuple(tensor.shape)) for name, tensor in zip(names, tensors.values(), strict=False))
+    if given not in wanted.gears:
+        raise GraphError.shape(f"{what} is called with {text(given)}", "dynamic_dims", [*map(text, wanted.gears)])
 
 
 @contextmanager
-def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, Dynamo compiles for the ranges of the inputs.
+def of_shape(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, Dynamo compiles for the gear of a call's inputs, or for their ranges.
 
     Raises:
-        GraphError: a size is outside its range, or there are other dimensions, or more ranges than tensors.
+        GraphError: they have no gear, a size is outside its range, there are other dimensions, or fewer tensors.
     """
+    if wanted.gears:
+        _check_gear(wanted, what, inputs)
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     if len(tensors) < len(wanted.ranges):
-        raise GraphError(_too_few("dynamic_inputs_shape_range", len(wanted.ranges), what, len(tensors)))
+        raise GraphError(TOO_FEW.format("dynamic_inputs_shape_range", len(wanted.ranges), what, len(tensors)))
     touched: list[tuple[torch.Tensor, dict[str, Any]]] = []
     try:
         for (name, tensor), ranges in zip(tensors.items(), wanted.ranges, strict=False):

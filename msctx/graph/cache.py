@@ -31,7 +31,6 @@ from msctx.options.formats import OP_CACHE
 from msctx.options.policies import CompileCache
 
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
-NOT_USED = "torch's caches stay where they are"
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 PREFIX = "msctx-"
 INI, INI_OPTION = "op_cache.ini", "session.op_compiler_cache_dir.op_cache_ini"
@@ -68,8 +67,7 @@ def limit_of(root: Path) -> tuple[int, int]:
         place = f"{SIZE}={size} {RATIO}={ratio}"
     parsed = OP_CACHE.parse(text, place)
     if parsed.problems:
-        problems = "\n".join(map(str, parsed.problems))
-        warn(f"{INI_OPTION}: both limits are ignored:\n{problems}")
+        warn("\n".join([f"{INI_OPTION}: both limits are ignored:", *map(str, parsed.problems)]))
         return DEFAULT
     section = parsed.data["op_compiler_cache"]
     return section["max_op_cache_size"], section["remain_cache_size_ratio"]
@@ -176,7 +174,7 @@ def obstacle(wanted: CompileCache | None) -> str:
         try:
             Cache(wanted).open()
         except NativeError as error:
-            return f"{error}. {NOT_USED}"
+            return f"{error}. torch's caches stay where they are"
     return ""
 
 

@@ -9,6 +9,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -29,15 +30,17 @@ compilation: Compilation | None = None
 """What the options come to; None: no option of graph mode is in force."""
 VARIANTS = 32
 """How often one function or class of modules is compiled for other inputs before it runs eagerly."""
-REASONS = "ctx.graphs().recompiled has the reason for each variant"
+IN_TRANSFORM = (
+    "mode=GRAPH_MODE: torch.func.{transform} calls {name}, and torch.compile cannot compile what a transform calls from eager code. "
+    "These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; jit_syntax_level='STRICT' "
+    "makes them an error."
+)
 CALL = "_compiled_call_impl"
 """Where torch looks for the compiled form of a module that is called."""
 
 
 class _Here(threading.local):
     depth = 0
-    compiles = False
-    """A function is called that is compiled in PYNATIVE_MODE, too."""
 
 
 _here = _Here()
@@ -59,11 +62,6 @@ class Outermost:
 
     def __set__(self, module: nn.Module, own: Callable[..., Any]) -> None:
         vars(module)[CALL] = own
-
-    def __delete__(self, module: nn.Module) -> None:
-        if CALL not in vars(module):
-            raise AttributeError(CALL, name=CALL, obj=module)
-        del vars(module)[CALL]
 
 
 def _is_passed_over(module: nn.Module) -> bool:
@@ -109,9 +107,7 @@ class Forms:
 
     Attributes:
         compiled: what is called.
-        ahead: the same code, but what cannot be captured is an error, and does not run.
         eager: what it is made of.
-        gears: whether it was compiled for all gears.
     """
 
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
@@ -120,9 +116,7 @@ class Forms:
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.gears = False
-        self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
-        self.ahead = torch.compile(function, fullgraph=True, **how)
+        self.compiled = torch.compile(function, fullgraph=wanted.whole or wanted.only, **how)
 
 
 _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = weakref.WeakKeyDictionary()
@@ -130,81 +124,36 @@ _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = we
 
 
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a module or a function. Where options have shapes, the inputs must have them; all gears are compiled first."""
+    """Run a module or a function. Where options have shapes, the inputs must have them."""
     first, function = ((what,), what.forward) if isinstance(what, nn.Module) else ((), what)
-    if (transform := _transform()) and not (wanted.whole or wanted.only):  # there Dynamo's refusal is an error, or a warning
-        return _eagerly(forms, transform, *first, *args, **kwargs)
+    transform = torch._C._functorch.peek_interpreter_stack()  # in which Dynamo gives up for good the code that it meets
+    if transform is not None and not (wanted.whole or wanted.only):  # there its refusal is an error, or a warning
+        warn(IN_TRANSFORM.format(transform=transform.key().name.lower(), name=forms.name))
+        return _inside(forms.eager, *first, *args, **kwargs)
     is_loss = bool(first) and next(what.parameters(), None) is None
     if _here.depth or is_loss or not wanted.shapes.are_given:  # they are those of the outermost model
         return _call(forms, wanted, *first, *args, **kwargs)
     name = getattr(what, "__qualname__", type(what).__qualname__)
-    given = dict(enumerate(args)) | kwargs
-    places = backend.named(function, range(len(args)), {key: key for key in kwargs})
-    inputs = {name: given[place] for name, place in places.items()}
-    if not wanted.shapes.gears:
-        with backend.marked(wanted.shapes, name, inputs):
-            return _call(forms, wanted, *first, *args, **kwargs)
-    here = backend.gear_of(wanted.shapes, name, inputs)
-    if not forms.gears and not _is_off(forms):
-        for gear in range(len(wanted.shapes.gears)):
-            if gear != here:
-                zeros = backend.in_gear(wanted.shapes, gear, name, inputs)
-                other = given | {places[name]: value for name, value in zeros.items()}
-                failed = f"{name} cannot be compiled for {backend.text(wanted.shapes.gears[gear])}"
-                _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
-        forms.gears = True
-    return _call(forms, wanted, *first, *args, **kwargs)
-
-
-def _is_off(forms: Forms) -> bool:
-    """Whether the program has what is compiled run eagerly: to compile ahead would run it."""
-    if forms.ahead is forms.eager or torch._dynamo.config.disable:  # by a variable of the environment
-        return True
-    return torch._dynamo.eval_frame._stance.stance == "force_eager"
-
-
-def _transform() -> str:
-    """The transform of torch.func that runs, or ``""``. Dynamo gives up for good the code that it meets in one."""
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    return interpreter.key().name.lower() if interpreter is not None and interpreter.key() in _TRANSFORMS else ""
-
-
-def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
-    text = (
-        f"mode=GRAPH_MODE: torch.func.{transform} calls {forms.name}, and torch.compile cannot compile what a transform calls from "
-        f"eager code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
-        "jit_syntax_level='STRICT' makes them an error."
-    )
-    warn(text)
-    return _inside(forms.eager, *args, **kwargs)
-
-
-def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    backend.here.only_compiles = True
-    try:
-        _ahead(forms, "dynamic_dims", *args, **kwargs)
-    except Exception as error:
-        if not report.is_of_capture(error):
-            raise
-        warn(f"dynamic_dims: {failed}: {report.parse(text_of(error))}")
-    finally:
-        backend.here.only_compiles = False
+    with backend.of_shape(wanted.shapes, name, backend.named(function, args, kwargs)):
+        return _call(forms, wanted, *first, *args, **kwargs)
 
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
-    if wanted.only:
-        return _ahead(forms, "precompile_only", *args, **kwargs)
     try:
         return _inside(forms.compiled, *args, **kwargs)
+    except backend.Compiled:
+        return None
     except Exception as error:
         refusal = _refusal(forms, error)
-        if refusal is None and not report.is_of_capture(error):
+        if refusal is None and (wanted.only or not report.is_of_capture(error)):
             raise
+        if wanted.only:
+            warn(f"precompile_only: {refusal}. What cannot be captured as a whole is not compiled ahead.")
+            return None
         raised, found = error, refusal or report.parse(text_of(error))
-    if (
-        refusal is None or getattr(raised, "gb_type", "") in report.RAISES
-    ):  # here, where torch's exceptions are not chained to it
+    # here, where torch's exceptions are not chained to it
+    if refusal is None or getattr(raised, "gb_type", "") in report.RAISES:
         result = _inside(forms.eager, *args, **kwargs)
     if wanted.whole or refusal is not None:
         raise GraphError.of(found.where, found.reason, found.hints) from raised
@@ -212,23 +161,11 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
     return result
 
 
-def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
-    """Compile it, and run nothing."""
-    try:
-        _inside(forms.ahead, *args, **kwargs)
-    except backend.Compiled:
-        pass
-    except Exception as error:
-        if (found := _refusal(forms, error)) is None:
-            raise
-        text = f"{option}: {found}. What cannot be captured as a whole is not compiled ahead."
-        warn(text)
-
-
 def _refusal(forms: Forms, error: Exception) -> report.Break | None:
     """Why Dynamo does not capture it; None: the exception is another one."""
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        return report.Break(forms.name, "it needs more variants than are compiled of one function or class", (REASONS,))
+        reasons = ("ctx.graphs().recompiled has the reason for each variant",)
+        return report.Break(forms.name, "it needs more variants than are compiled of one function or class", reasons)
     return report.parse(text_of(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
 
 
@@ -241,10 +178,8 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _here.depth -= 1
 
 
-_TRANSFORMS = {getattr(torch._C._functorch.TransformType, name) for name in ("Vmap", "Grad", "Jvp")}
-"""In which Dynamo refuses to compile."""
 # they run between what Dynamo captures; compiled code switches Dynamo on again
-passed_over(Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside)
+passed_over(Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _call, _inside)
 
 
 def found() -> Any:
@@ -292,23 +227,10 @@ def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynativ
         wanted = own(compilation or Compilation())
         if wanted not in known:
             known[wanted] = Forms(function, wanted)
-        before, _here.compiles = _here.compiles, in_pynative_mode
-        try:
+        with torch.compiler.set_stance("default") if in_pynative_mode else nullcontext():
             return _run_shaped(known[wanted], wanted, function, args, kwargs)
-        finally:
-            _here.compiles = before
 
     return call  # type: ignore[return-value]
-
-
-class Eager:
-    """torch.compile's stance in PYNATIVE_MODE: all runs eagerly, but functions of MindSpore's ``jit``."""
-
-    skip_guard_eval_unsafe, backend = False, None
-
-    @property
-    def stance(self) -> str:
-        return "default" if _here.compiles else "force_eager"
 
 
 for_scalars = False
@@ -347,6 +269,8 @@ def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int,
     if min(places) < 0:
         raise ValueError(f"grad_position={grad_position!r}: places are counted from 0 on")
 
+    name = getattr(function, "__name__", "the function")
+
     @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if max(places) >= len(args):
@@ -356,7 +280,6 @@ def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int,
             )
         given = {place: tensor for place in places if (tensor := _leaf(args[place])) is not None}
         if not given:
-            name = getattr(function, "__name__", "the function")
             more = "" if for_scalars else "; grad_for_scalar=True takes numbers"
             raise TypeError(f"{name}: none of the arguments at {places} is a tensor of floating-point numbers{more}")
 
@@ -365,7 +288,7 @@ def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int,
             value = function(*filled.values(), **kwargs)
             sums = [leaf.sum() for leaf in pytree.tree_leaves(value) if _is_differentiable(leaf)]
             if not sums:
-                raise TypeError(f"{getattr(function, '__name__', 'the function')} returns no tensor of floating-point numbers")
+                raise TypeError(f"{name} returns no tensor of floating-point numbers")
             return torch.stack(sums).sum() if len(sums) > 1 else sums[0], value
 
         found, (_, value) = torch.func.grad_and_value(total, argnums=tuple(range(len(given))), has_aux=True)(*given.values())

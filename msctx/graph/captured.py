@@ -142,32 +142,21 @@ def _layer_norm(node: fx.Node) -> Iterator[Match]:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension."""
     for found in match(("add", ("mul", _NORMAL, "weight"), "bias"), node, {}):
         x, *vectors = (_meta(found[name]) for name in ("x", "weight", "bias"))
-        if (
-            x is not None
-            and isinstance(found["eps"], float)
-            and all(v is not None and v.shape == x.shape[-1:] for v in vectors)
-        ):
+        if x is None or not isinstance(found["eps"], float):
+            continue
+        if all(v is not None and v.shape == x.shape[-1:] for v in vectors):
             yield torch.nn.functional.layer_norm, (found["x"], (x.shape[-1],), found["weight"], found["bias"], found["eps"]), {}
 
 
 def _clip(node: fx.Node) -> Iterator[Match]:
     """Limits that follow each other become one ``clamp``."""
-    outer = _limits(node)
-    inner = _limits(outer[0]) if outer and isinstance(outer[0], fx.Node) and len(outer[0].users) == 1 else None
-    if outer and inner:
-        low, high = max(outer[1], inner[1]), min(outer[2], inner[2])
-        if low <= high:
-            bounds = {"min": None if low == -math.inf else low, "max": None if high == math.inf else high}
-            yield torch.clamp, (inner[0],), bounds
-
-
-def _limits(node: Any) -> tuple[Any, float, float] | None:
-    """What is clamped, and to which numbers."""
-    name, *args = call_of(node) or ("",)
-    if name != "clamp" or not all(isinstance(limit, int | float | None) for limit in args[1:]):
-        return None
-    of, low, high = args
-    return of, -math.inf if low is None else low, math.inf if high is None else high
+    for found in match(("clamp", ("clamp", "x", "low", "high"), "least", "most"), node, {}):
+        lows, highs = (
+            [found[name] for name in names if found[name] is not None] for names in (("low", "least"), ("high", "most"))
+        )
+        are_numbers = all(isinstance(limit, int | float) for limit in lows + highs)
+        if are_numbers and max(lows, default=-math.inf) <= min(highs, default=math.inf):
+            yield torch.clamp, (found["x"],), {"min": max(lows, default=None), "max": min(highs, default=None)}
 
 
 PASSES: dict[str, Callable[[fx.Node], Iterator[Match]]] = {"ScopeLayerNormPass": _layer_norm, "ScopeClipBoxesPass": _clip}
@@ -193,8 +182,7 @@ def compile_sides(
     def one(part: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
         return compiler(part, args) if part in compiled else part.forward
 
-    fake: Any = torch._guards.detect_fake_mode(inputs)
-    SubmodCompiler(split, one, fake).run(*inputs)
+    SubmodCompiler(split, one, torch._guards.detect_fake_mode(inputs)).run(*inputs)  # type: ignore[arg-type]
     split.recompile()
     return split.forward
 
@@ -209,14 +197,12 @@ def _ends(graph: fx.GraphModule, region: Region) -> tuple[int, int] | None:
     missing = [name for name in (*region.first, *region.last) if name not in named]
     if missing:
         near = did_you_mean(missing[0], list(named))
-        text = f"in_out_pair: no operator or module is named {', '.join(missing)}{near}; all is compiled"
-        warn(text)
+        warn(f"in_out_pair: no operator or module is named {', '.join(missing)}{near}; all is compiled")
         return None
     first = min(place for name in region.first for place in named[name])
     last = max(place for name in region.last for place in named[name])
     if first > last:
-        text = f"in_out_pair: {', '.join(region.last)} comes before {', '.join(region.first)}; all is compiled"
-        warn(text)
+        warn(f"in_out_pair: {', '.join(region.last)} comes before {', '.join(region.first)}; all is compiled")
         return None
     return first, last
 

@@ -71,7 +71,7 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     """
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
-    if not found or any(free_unbacked_symbols(node.meta.get("val")) or _is_of_strides(node) for node in graph.graph.nodes):
+    if not found or any(free_unbacked_symbols(node.meta.get("val")) or _depends_on_strides(node) for node in graph.graph.nodes):
         return
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
@@ -79,10 +79,7 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     renamed = graph.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     for node in renamed:
         node.replace_all_uses_with(node.all_input_nodes[0])
-    replaced = [
-        _replace_product(graph.graph, node) if node.target in PRODUCTS else _replace_convolution(graph.graph, node)
-        for node in reversed(found)  # where two meet in an addition, it follows the later one
-    ]
+    replaced = [_replace(graph.graph, node) for node in reversed(found)]  # an addition of two follows the later one
     graph.graph.eliminate_dead_code()
     if not (any(replaced) or renamed):
         return
@@ -99,18 +96,27 @@ def _results(graph: fx.GraphModule) -> list[Any]:
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
+def _depends_on_strides(node: fx.Node) -> bool:
+    """Whether its result depends on how a tensor lies in memory, as the order of random numbers does that are made like one.
 
-
-def _is_of_strides(node: fx.Node) -> bool:
-    """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
-    if (
-        (node.target in BY_STRIDES and not _changes_nothing(node))
-        or _is_graph(node)
-        or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args))
-    ):
+    A graph of control flow was traced for the strides of before; those of flex_attention take numbers alone. To some of a program's
+    own operators inductor gives tensors as its graph has them, and not as eager code would.
+    """
+    if node.target is aten.view.dtype or (node.target is aten.as_strided.default and not _changes_nothing(node)):
         return True
-    return _draws(node) and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+    takers = [user.target for user in node.users] if node.op == "get_attr" else []
+    if any(isinstance(one, torch._ops.HigherOrderOperator) and not one.name().startswith("flex_") for one in takers):
+        return True
+    # also an argument of one that writes for it
+    operators = [one for one in (node.target, *node.args) if isinstance(one, torch._ops.OpOverload)]
+    if any(get_layout_constraint_tag(one) is torch.Tag.needs_fixed_stride_order for one in operators):
+        return True
+    # attention is tagged as if it drew numbers: with a dropout, it has another operator that does
+    seeded = [
+        one for one in operators if torch.Tag.nondeterministic_seeded in one.tags and "scaled_dot_product" not in str(one)
+    ]
+    draws = bool(seeded) or "rand" in str(node.target)
+    return draws and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
 
 
 def _changes_nothing(node: fx.Node) -> bool:
@@ -122,25 +128,6 @@ def _changes_nothing(node: fx.Node) -> bool:
         return False
     each = zip(of.shape, to.shape, of.stride(), to.stride(), strict=True)
     return all(known(size == other) and (known(size == 1) or known(step == now)) for size, other, step, now in each)
-
-
-def _is_graph(node: fx.Node) -> bool:
-    """Of control flow or of a region, which was traced for the strides of before. Those of flex_attention take numbers alone."""
-    takers = [user.target for user in node.users] if node.op == "get_attr" else []
-    return any(isinstance(one, torch._ops.HigherOrderOperator) and not one.name().startswith("flex_") for one in takers)
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether it draws random numbers. Attention is tagged as if it did: with a dropout, it has another operator that draws."""
-    operator = node.target
-    is_tagged = isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
-    return "rand" in str(operator) or (is_tagged and "scaled_dot_product" not in str(operator))
-
-
-def _takes_strides_as_they_come(operator: Any) -> bool:
-    """Whether it is a program's own operator to which inductor gives tensors as its graph has them, and not as eager code would."""
-    is_operator = isinstance(operator, torch._ops.OpOverload)  # or an argument of one that writes for it
-    return is_operator and get_layout_constraint_tag(operator) is torch.Tag.needs_fixed_stride_order
 
 
 def _is_ours(node: fx.Node) -> bool:
@@ -181,36 +168,39 @@ class Epilogue:
     shape: Any = field(default=(), compare=False)
 
 
-def _replace_convolution(graph: fx.Graph, node: fx.Node) -> bool:
-    given, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    epilogue = Epilogue(shift=bias)  # type: ignore[arg-type]
-    last = _all_that_follows(graph, node, epilogue)
-    parts = (given, weight, stride, padding, dilation, groups)
-    _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
-    return True
-
-
-def _replace_product(graph: fx.Graph, node: fx.Node) -> bool:
-    alone = _with_addend(node)
-    if alone is None:
+def _replace(graph: fx.Graph, node: fx.Node) -> bool:
+    """Put one call in the place of a convolution or product and of what follows it; whether it did."""
+    args: tuple[Any, ...] = node.args
+    parts, own = args[-2:], Epilogue()
+    if node.target is aten.convolution.default:
+        given, weight, own.shift, stride, padding, dilation, _, _, groups = args
+        parts = (given, weight, stride, padding, dilation, groups)
+    elif node.target is aten.addmm.default:
+        shape = [*_value(node).shape]
+        if not any(_is_shaped(args[0], one) for one in (shape, shape[1:])):
+            return False
+        own = Epilogue(shift=args[0]) if _is_shaped(args[0], shape[1:]) else Epilogue(other=args[0])
+    e, last = replace(own), node
+    while (after := _follow(graph, node, last, e)) is not None:
+        last = after
+    if node.target in PRODUCTS and (e == own or not _may_compute(node, e)):
         return False
-    epilogue = replace(alone)
-    last = _all_that_follows(graph, node, epilogue)
-    if epilogue == alone or not _may_compute(node, epilogue):
-        return False
-    _call(graph, torch.ops.msctx.linear.default, node, last, node.args[-2:], epilogue)
+    with graph.inserting_after(last):
+        result = call = graph.call_function(
+            torch.ops.msctx.linear.default if node.target in PRODUCTS else torch.ops.msctx.convolution.default
+        )
+    with graph.inserting_before(call):
+        other = e.other
+        if other is not None and _value(other).dim() != _value(node).dim():
+            other = graph.call_function(aten.reshape.default, (other, [-1, _channels(node)]))
+    call.args = (*parts, e.scale, e.shift, other, e.activation, e.low, e.high, e.adds_last)
+    call.meta = dict(node.meta)
+    if _value(last).dim() != _value(node).dim():
+        with graph.inserting_after(call):
+            result = graph.call_function(aten.reshape.default, (call, e.shape))
+        result.meta = dict(last.meta)
+    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
     return True
-
-
-def _with_addend(product: fx.Node) -> Epilogue | None:
-    """What an addmm adds, as part of its epilogue; None: it has another shape."""
-    if product.target is aten.mm.default:
-        return Epilogue()
-    (addend, *_) = product.args
-    assert isinstance(addend, fx.Node)
-    if _is_shaped(addend, [_channels(product)]):
-        return Epilogue(shift=addend)
-    return Epilogue(other=addend) if _is_like(product, addend) else None
 
 
 def _may_compute(product: fx.Node, e: Epilogue) -> bool:
@@ -233,29 +223,6 @@ def _may_compute(product: fx.Node, e: Epilogue) -> bool:
     return bool(core.load().c.msctx_may_compute_product(core.json_of(requested)))
 
 
-def _all_that_follows(graph: fx.Graph, node: fx.Node, e: Epilogue) -> fx.Node:
-    last = node
-    while (after := _follow(graph, node, last, e)) is not None:
-        last = after
-    return last
-
-
-def _call(graph: fx.Graph, target: Any, node: fx.Node, last: fx.Node, parts: tuple[Any, ...], e: Epilogue) -> None:
-    with graph.inserting_after(last):
-        result = call = graph.call_function(target)
-    with graph.inserting_before(call):
-        other = e.other
-        if other is not None and _value(other).dim() != _value(node).dim():
-            other = graph.call_function(aten.reshape.default, (other, [-1, _channels(node)]))
-    call.args = (*parts, e.scale, e.shift, other, e.activation, e.low, e.high, e.adds_last)
-    call.meta = dict(node.meta)
-    if _value(last).dim() != _value(node).dim():
-        with graph.inserting_after(call):
-            result = graph.call_function(aten.reshape.default, (call, e.shape))
-        result.meta = dict(last.meta)
-    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
-
-
 def _channels(node: fx.Node) -> int:
     """Of a convolution, or the columns of a product."""
     return int(_value(node).shape[1])
@@ -272,77 +239,52 @@ def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.op != "call_function" or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args
+    other: Any = right if left is node else left
     is_view = user.target is aten.reshape.default and base.target in PRODUCTS and _value(user).dim() > 0
     if is_view and known(_value(user).shape[-1] == _channels(base)):
         e.shape = right
         return user
-    other = right if left is node else left
     if other is node:
         return None
-    if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(node, other):
+    if user.target is aten.add.Tensor and e.other is None and _is_shaped(other, [*_value(node).shape]):
         e.other, e.adds_last = other, e.activation != "none"
         return user
-    target = user.target
-    if target is aten.div.Tensor and isinstance(other, float | int) and other != 0:
-        target, other = aten.mul.Tensor, 1 / other
-    is_last = e.activation != "none" or e.other is not None
-    if is_last or not _is_of_channels(base, node, other) or (left is not node and target not in SWAP):
+    target, is_last = user.target, e.activation != "none" or e.other is not None
+    affine = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
+    if is_last or target not in affine or (target is aten.sub.Tensor and left is not node):
         return None
     with graph.inserting_before(user):
-        return user if _affine(graph, e, target, _flat(graph, base, other)) else None
+        if (value := _by_channel(graph, base, node, other)) is None:
+            return None
+        if target is aten.mul.Tensor:
+            e.scale = value if e.scale is None else graph.call_function(target, (e.scale, value))
+        if e.shift is not None:  # its NaN times zero is a NaN
+            e.shift = graph.call_function(target, (e.shift, value))
+        elif target is not aten.mul.Tensor:
+            e.shift = value if target is aten.add.Tensor else graph.call_function(aten.neg.default, (value,))
+    return user
 
 
-SWAP = (aten.add.Tensor, aten.mul.Tensor)
-SMALLEST, LARGEST = 2.0**-10, 2.0**10
-"""Of numbers that are multiplied before they meet a result: what overflows there might not have."""
-
-
-def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: fx.Node) -> bool:
-    if target is aten.sub.Tensor:
-        target, value = aten.add.Tensor, graph.call_function(aten.neg.default, (value,))
-    if target not in SWAP:
-        return False
-    if target is aten.mul.Tensor:
-        e.scale = value if e.scale is None else graph.call_function(target, (e.scale, value))
-    if e.shift is not None:  # its NaN times zero is a NaN
-        e.shift = graph.call_function(target, (e.shift, value))
-    elif target is aten.add.Tensor:
-        e.shift = value
-    return True
-
-
-def _is_like(node: fx.Node, other: fx.Node) -> bool:
-    return _is_shaped(other, [*_value(node).shape])
-
-
-def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
-    """Without a guard on what has symbols."""
-    value = node.meta.get("val")
+def _is_shaped(given: Any, shape: list[int]) -> bool:
+    """Whether it is a float32 tensor of this shape, without a guard on what has symbols."""
+    value = given.meta.get("val") if isinstance(given, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != len(shape) or value.dtype != torch.float32:
         return False
     return all(known(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
-def _is_of_channels(base: fx.Node, node: fx.Node, other: Any) -> bool:
-    """Whether *other* has a value for each channel of *node*, or is a number."""
-    if not isinstance(other, fx.Node):
-        return isinstance(other, float | int) and (other == 0 or SMALLEST <= abs(other) <= LARGEST)
+def _by_channel(graph: fx.Graph, base: fx.Node, node: fx.Node, other: Any) -> fx.Node | None:
+    """*other* as a vector, if it has a value for each channel of *node*."""
     channels = _channels(base)
     if base.target in PRODUCTS:
         shapes = [[1] * ones + [channels] for ones in range(_value(node).dim())]
     else:
         shapes = [[channels, 1, 1], [1, channels, 1, 1]]
-    return any(_is_shaped(other, shape) for shape in shapes)
-
-
-def _flat(graph: fx.Graph, base: fx.Node, other: Any) -> fx.Node:
-    if not isinstance(other, fx.Node):
-        how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
-        return graph.call_function(aten.full.default, ([_channels(base)], float(other)), how)
+    if not any(_is_shaped(other, shape) for shape in shapes):
+        return None
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
         (other, *_) = other.args
-    flat: fx.Node = other
-    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_channels(base)]))
+    return other if _value(other).dim() == 1 else graph.call_function(aten.reshape.default, (other, [channels]))
 
 
 # --- the operators -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -17,7 +18,6 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import fallback_handler, lowerings
 from torch._inductor.pattern_matcher import PatternMatcherPass
 from torch._subclasses import FakeTensorMode
@@ -28,8 +28,6 @@ from msctx.graph.inductor_passes import own_code
 from msctx.notices import warn
 from msctx.options.policies import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
-
-NOT_FROZEN = "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()"
 
 
 class Way:
@@ -76,7 +74,7 @@ class Way:
         if (wanted.epilogues or products) and how.get("is_inference"):
             epilogues.fold(graph, wanted.epilogues, products)
         is_needed = wanted.whole or not how.get("is_backward")
-        own = None if is_needed else fx.GraphModule(graph, deepcopy(graph.graph))  # passes change the other one
+        own = None if is_needed else _copy(graph)  # passes change the other one
         try:
             with self._in_force():
                 return compile_fx_inner(graph, inputs, **how)
@@ -105,35 +103,23 @@ class Way:
 def _only(allow: Callable[[str], bool]) -> Iterator[None]:
     """Inductor replaces the patterns of these names alone."""
     passes = _passes()
-    found = [one.patterns for one in passes]
+    found = [one.apply for one in passes]
     for one in passes:
-        one.patterns = _Allowed(one.patterns, allow)
+        one.apply = partial(_apply, one, allow)
     try:
         yield
     finally:
-        for one, whole in zip(passes, found, strict=True):
-            one.patterns = whole
+        for one, apply in zip(passes, found, strict=True):
+            one.apply = apply
 
 
-class _Allowed(dict[Any, Any]):
-    """The patterns of a pass without those that are not allowed. Inductor adds others when it first compiles: to the whole."""
-
-    def __init__(self, whole: Any, allow: Callable[[str], bool]) -> None:
-        super().__init__(whole)
-        self._whole, self._allow = whole, allow
-
-    def __getitem__(self, key: Any) -> Any:
-        super().__setitem__(key, entries := self._whole[key])
-        return _Entries(entries, self._allow)
-
-
-class _Entries:
-    def __init__(self, entries: list[Any], allow: Callable[[str], bool]) -> None:
-        self.append, self.insert = entries.append, entries.insert
-        self._entries, self._allow = entries, allow
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([one for one in self._entries if self._allow(_name(one))])
+def _apply(one: Any, allow: Callable[[str], bool], graph: Any) -> int:
+    whole = one.patterns  # to which inductor adds others when it first compiles
+    one.patterns = defaultdict(list, {key: [entry for entry in found if allow(_name(entry))] for key, found in whole.items()})
+    try:
+        return PatternMatcherPass.apply(one, graph)
+    finally:
+        one.patterns = whole
 
 
 def _passes() -> list[Any]:
@@ -160,10 +146,8 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
 
 # --- frozen_variable: weights that compiled code holds as constants ---------------------------------------------------------
 
-Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-
-def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def frozen(compile: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph whose parameters and buffers become constants; Dynamo notices those that are replaced.
 
     What has changed in place is seen by a tensor's version and address at each call. Inductor freezes a graph of fixed shapes
@@ -172,28 +156,23 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
     another thread.
     """
     if torch.is_grad_enabled():
-        warn(NOT_FROZEN)
-        return compile(graph, inputs)
+        warn("frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()")
+        return compile(graph, inputs)  # type: ignore[no-any-return]
     weights, buffers = [*graph.parameters()], [*graph.buffers()]
     kept, held = _copy(graph), weights + buffers
     all_buffers = {*range(len(weights), len(held))}
     at = _state(held)
     made, own = compile(graph, inputs), all_buffers
-    fixed = not any(_has_symbols(node) for node in kept.graph.find_nodes(op="placeholder"))
-
-    def again(args: Sequence[Any]) -> Callable[..., Any]:
-        with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-            return compile(_copy(kept), args)
+    values = [node.meta.get("example_value") for node in kept.graph.find_nodes(op="placeholder")]
+    fixed = not any(free_symbols(value) for value in values if isinstance(value, torch.Tensor | torch.SymInt))
 
     def run(*args: Any) -> Any:
         nonlocal made, at, own
         before = _state(held)
         if _moved(at, before) - own:
-            with compile_lock:
-                now = _state(held)
-                if _moved(at, now) - own:  # no other thread has compiled it meanwhile
-                    warn(f"frozen_variable: weights have changed. {CHANGED[fixed]}")
-                    made, at, own = again(args) if fixed else kept.forward, now, all_buffers
+            warn(f"frozen_variable: weights have changed. {AGAIN if fixed else EAGERLY}")
+            with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+                made, at, own = compile(_copy(kept), args) if fixed else kept.forward, before, all_buffers
         result = made(*args)
         own = own & _moved(before, _state(held))
         return result
@@ -201,10 +180,8 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
     return run
 
 
-CHANGED = {
-    True: "Their code is compiled again, after each change.",
-    False: "Code for several shapes that holds them runs eagerly; do not use frozen_variable where weights change.",
-}
+AGAIN = "Their code is compiled again, after each change."
+EAGERLY = "Code for several shapes that holds them runs eagerly; do not use frozen_variable where weights change."
 
 
 def _state(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
@@ -217,41 +194,26 @@ def _moved(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) 
 
 def _copy(graph: fx.GraphModule) -> fx.GraphModule:
     """A copy that shares the parameters."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph.graph, {}))
-    return fx.GraphModule(graph, copied)
-
-
-def _has_symbols(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and bool(free_symbols(value)))
+    return fx.GraphModule(graph, deepcopy(graph.graph))
 
 
 # --- convolutions of compiled code read the weights of a model where they are -----------------------------------------------
 
-WEIGHTS = {torch.ops.aten.convolution.default: 1, torch.ops.aten.convolution_backward.default: 2}
-"""Which argument is the weight."""
 SETTINGS = {"layout_optimization": False}
+CONVOLUTIONS = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 
 @contextmanager
 def not_copied() -> Iterator[None]:
     """Inductor copies weights to the strides of a convolution's input, in each call, and with layout_optimization to channels_last.
 
-    A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. To be
-    entered under Dynamo's lock, as all that torch.compile does, with SETTINGS.
+    A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. So inductor
+    calls the operators as they are. To be entered under Dynamo's lock, as all that torch.compile does, with SETTINGS.
     """
     tables: Any = lowerings
-    before = {target: tables[target] for target in WEIGHTS if target in tables}
-    for target, lowering in before.items():
-        tables[target] = partial(_lowered, WEIGHTS[target], lowering, fallback_handler(target, add_to_fallback_set=False))
+    before = {target: tables[target] for target in CONVOLUTIONS}
+    tables.update({target: fallback_handler(target, add_to_fallback_set=False) for target in CONVOLUTIONS})
     try:
         yield
     finally:
         tables.update(before)
-
-
-def _lowered(place: int, lowering: Callable[..., Any], as_it_is: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    weight = args[place]
-    is_computed = weight.get_device().type != "cpu" or not isinstance(weight.get_layout(), FixedLayout)
-    return (lowering if is_computed else as_it_is)(*args, **kwargs)

@@ -22,15 +22,10 @@ def own_code() -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
-def passes_of(found: Any) -> tuple[Any, ...]:
-    """The passes that a program has in one of inductor's places: none, one, or, since torch 2.13, several."""
-    return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
-
-
 class Beside:
-    """A pass of inductor over a graph, after those that the program has in the same place.
+    """A pass of inductor over a graph, after those that the program has in the same place: *programs_own* returns these.
 
-    *programs_own*: returns these.
+    This one leaves graphs as they are: torch's caches distinguish code by it.
     """
 
     def __init__(self, programs_own: Callable[[], Any]) -> None:
@@ -44,10 +39,12 @@ class Beside:
         CustomGraphPass.register(cls)
 
     def apply(self, graph: Any) -> None:
-        raise NotImplementedError
+        """Change a graph."""
 
     def _passes(self) -> tuple[Any, ...]:
-        return passes_of(self._programs_own())
+        """None, one, or, since torch 2.13, several."""
+        found = self._programs_own()
+        return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
 
     def __call__(self, graph: Any) -> None:
         for one in self._passes():
@@ -60,34 +57,21 @@ class Beside:
         return None if None in ids else (type(self).__name__, own_code(), *ids)
 
 
-class Unchanged(Beside):
-    """Leaves graphs as they are: torch's caches distinguish code by it."""
-
-    def apply(self, graph: Any) -> None:
-        pass
-
-
 # --- enable_concat_eliminate_opt: a batch that is computed in halves is put together and split between any two layers ---
 
 aten = torch.ops.aten
-
-
 Piece = tuple[Any, int, int, int]
 """A tensor, an axis, and from where to where along it: of the tensor that it is a part of, or that is a part of it."""
 
 
 class Concatenations(Beside):
-    """Over a graph of aten's operators, forward or backward."""
+    """Over a graph of aten's operators, before what is kept for the backward pass is chosen."""
 
     def apply(self, graph: fx.Graph) -> None:
         for node in [*graph.nodes]:
             if (other := _same_as(node)) is not None and _may_take_its_place(other, node):
                 node.replace_all_uses_with(other)
-        for node in reversed([*graph.nodes]):
-            if not node.users and (
-                node.target in _SPLITS or node.target in (aten.cat.default, aten.slice.Tensor, operator.getitem)
-            ):
-                graph.erase_node(node)
+        graph.eliminate_dead_code()
 
 
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
@@ -97,9 +81,9 @@ def _same_as(node: Any) -> Any:
     """An earlier node with the same values."""
     if parts := _parts(node):
         pieces = [_piece(part) for part, *_ in parts]
-        whole, (_, axis, _, end) = pieces[0][0] if pieces[0] else None, parts[-1]
-        is_covered = whole is not None and pieces == [(whole, *place) for _, *place in parts] and _size(whole, axis) == end
-        return whole if is_covered else None
+        whole: Any = pieces[0][0] if pieces[0] else None
+        (_, axis, _, end), are_all = parts[-1], pieces == [(whole, *place) for _, *place in parts]
+        return whole if whole is not None and are_all and whole.meta["val"].shape[axis] == end else None
     whole, *place = _piece(node) or (None,)
     return next((part for part, *at in _parts(whole) if at == place), None)
 
@@ -112,8 +96,8 @@ def _parts(node: Any) -> list[Piece]:
     axis = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % rank
     if not all(_is_static(part) and part.meta["val"].ndim == rank for part in parts):
         return []
-    ends = accumulate(_size(part, axis) for part in parts)
-    return [(part, axis, end - _size(part, axis), end) for part, end in zip(parts, ends, strict=True)]
+    sizes = [part.meta["val"].shape[axis] for part in parts]
+    return [(part, axis, end - size, end) for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True)]
 
 
 def _piece(node: Any) -> Piece | None:
@@ -136,38 +120,18 @@ def _is_static(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim > 0 and all(isinstance(size, int) for size in value.shape)
 
 
-def _size(node: Any, axis: int) -> int:
-    return int(node.meta["val"].shape[axis])
-
-
 def _may_take_its_place(other: Any, node: Any) -> bool:
-    """Where each operator can read the other's layout, and nothing that a caller gets shares memory that it did not."""
+    """Where each operator can read the other's layout, and nothing that a caller has shares memory that it did not."""
     one, value = other.meta["val"], node.meta["val"]
     if (one.dtype, one.device) != (value.dtype, value.device) or not (one.is_contiguous() or one.stride() == value.stride()):
         return False
-    users = [*_through_views(node)]
-    if any(user.target in _BY_STRIDES for user, _ in users):
-        return False
-    leaving = [(user, used) for user, used in users if user.op == "output"]
-    if not leaving:
-        return True
     while _is_view(other) and other.op == "call_function":
         other = other.args[0]
     if other.op == "placeholder":  # the caller's, who may write to it before the backward pass
         return False
-    # what is kept for the backward pass may be shared, but not with what the caller gets
-    theirs = [(user, used) for user, used in _through_views(other) if user.op == "output"]
-    return not any(_is_the_callers(*one) for one in (*leaving, *theirs))
-
-
-_BY_STRIDES = (aten.as_strided.default, aten.copy_.default)
-
-
-def _is_the_callers(output: Any, used: Any) -> bool:
-    """Whether an output of the graph is one of the program's. Inductor marks those; kept for the backward pass are what follows."""
-    outputs = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
-    last = max(output.meta.get("user_visible_output_idxs") or [len(outputs)])
-    return used in outputs[: last + 1]
+    users = [*_through_views(node), *_through_views(other)]
+    by_strides = (aten.as_strided.default, aten.copy_.default)
+    return not any(user.op == "output" or user.target in by_strides for user in users)
 
 
 def _is_view(node: Any) -> bool:
@@ -175,10 +139,10 @@ def _is_view(node: Any) -> bool:
     return node.target is operator.getitem or any(one.alias_info is not None for one in returns)
 
 
-def _through_views(node: Any) -> Iterator[tuple[Any, Any]]:
-    """The users of a node, and of all that may be a view of it, each with what it uses."""
+def _through_views(node: Any) -> Iterator[Any]:
+    """The users of a node, and of all that may be a view of it."""
     for user in node.users:
-        yield user, node
+        yield user
         if _is_view(user):
             yield from _through_views(user)
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-import weakref
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,27 +59,23 @@ def parse(text: str) -> Break:
     body, _, trace = text.partition("Developer debug context:")
     reason = _reason(body, trace.partition(_LINK)[0])
     hints = tuple(hint.strip() for hint in re.findall(r"Hint: (.*)", body) if "report an issue to PyTorch" not in hint)
-    where = re.match(r"Graph break in user code at (.+:\d+)", text)
     user = re.split(r"\n(?:from user code:|User code traceback:)", trace or text)
     lines = _LINE.findall(user[1].split("\nTraceback (most recent call last):")[0]) if len(user) > 1 else []
-    theirs = [line for line in lines if not line[0].startswith(_not_theirs())]
-    given = [where.group(1)] if where else []
-    is_theirs = bool(given) and not given[0].startswith(_not_theirs())
-    found = given if is_theirs else [":".join(line) for line in theirs[-1:]] or given or [":".join(line) for line in lines[-1:]]
-    return Break(found[0] if found else "unknown place", reason, hints)
+    places = [*re.findall(r"\AGraph break in user code at (.+:\d+)", text), *(":".join(line) for line in reversed(lines))]
+    theirs = (place for place in places if not place.startswith(_not_theirs()))
+    return Break(next(theirs, places[0] if places else "unknown place"), reason, hints)
 
 
 def _reason(body: str, context: str) -> str:
-    """The explanation; where it is empty, what it is about; where a list follows, its first entry."""
+    """The explanation; where it is empty, the title and what it is about; where a list follows, its first entry."""
     explained = re.search(r"(?:Graph Break Reason: )?(.*)\n\s*Explanation: (.*)(?:\n\s*- (.*))?", body)
     if explained is None:
         return _first(body)
     title, sentence, entry = (found.strip() for found in explained.groups(default=""))
     if sentence and not sentence.endswith(":"):
         return sentence
-    if sentence:
-        return ": ".join(filter(None, (title, entry))) or sentence
-    return re.sub(r" at 0x[0-9a-f]+", "", _first(context)) if context.strip() else title or "no reason given"
+    detail = entry or (re.sub(r" at 0x[0-9a-f]+", "", _first(context)) if context.strip() else "")
+    return ": ".join(filter(None, (title, detail))) or sentence or "no reason given"
 
 
 def _not_theirs() -> tuple[str, str]:
@@ -96,8 +92,8 @@ def not_compiled(graph: fx.GraphModule, error: Exception) -> None:
     """Warn that a part runs eagerly, since the compiler has failed; with the program's line of the first node that has one."""
     lines = (_LINE.findall(node.stack_trace or "") for node in graph.graph.nodes)
     where = next((":".join(found[-1]) for found in lines if found), "a graph")
-    text = f"{where}: the compiler raised {named(error).splitlines()[0]}"
-    warn(f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    reason = f"the compiler raised {named(error).splitlines()[0]}. This part runs eagerly"
+    warn(f"mode=GRAPH_MODE: {where}: {reason}; jit_syntax_level='STRICT' makes it an error.")
 
 
 # --- exceptions that come out of compiled code otherwise than out of eager code, or do not name the option -------------
@@ -113,7 +109,6 @@ ONCE_ONLY = (
 )
 RAISES = {"Observed exception", "TypeError when making fake tensor call", "Tensor device mismatch"}
 """What Dynamo calls code that raises in eager mode, too, most often."""
-_CAPTURES = os.path.join("torch", "_dynamo", "convert_frame.py")
 
 
 def explained(error: BaseException | None, get: Callable[[str], Any]) -> MsctxError | None:
@@ -131,12 +126,9 @@ def is_of_capture(error: Exception) -> bool:
 
     if isinstance(error, MsctxError | Warning | BackendCompilerFailed):
         return False
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code):
-        trace = trace.tb_next
-    while trace is not None and os.path.basename(trace.tb_frame.f_code.co_filename) == "eval_frame.py":
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.endswith(_CAPTURES)
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inner = (code for code in codes if not _is_ours(code) and os.path.basename(code.co_filename) != "eval_frame.py")
+    return next((code.co_filename.endswith(os.path.join("_dynamo", "convert_frame.py")) for code in inner), False)
 
 
 def _is_ours(code: CodeType) -> bool:
@@ -249,8 +241,8 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
     function, where = str(metrics.get("co_name") or "backward"), f"{metrics.get('co_filename')}:{metrics.get('co_firstlineno')}"
     if resumed := re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function):
         function = f"{resumed.group(1)} resumed"
-    elif function in _classes:
-        where = _classes[function][1]
+    else:
+        where = _places.get(function, where)
     caches = {name.rpartition("_")[2] for name, _ in artifacts if "cache_" in name}
     reasons = [reason for name, text in artifacts if name == RECOMPILED for reason in re.findall(r'\d+/\d+: ([^"\n]+)', text)]
     failed = str(metrics.get("fail_reason") or "").strip()
@@ -270,11 +262,9 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
 
 def _guard(text: str) -> str:
     """Without the line of torch's own that has the guard."""
-    return (
-        "other options of graph mode, another forward of a class of modules, or other global hooks"
-        if "BACKEND_MATCH" in text
-        else re.split(r"  +#|\\n", text)[0].strip()
-    )
+    if "BACKEND_MATCH" in text:
+        return "other options of graph mode, another forward of a class of modules, or other global hooks"
+    return re.split(r"  +#|\\n", text)[0].strip()
 
 
 def _settings() -> str:
@@ -292,17 +282,17 @@ def _settings() -> str:
 LISTENER = _Listener()
 ENDED: list[Callable[[], None]] = []
 """What is called in the thread that has compiled something."""
-_classes: dict[str, tuple[weakref.ref[type[nn.Module]], str]] = {}
-"""Name of a class of modules in the rows → the class, and where its forward is; as long as there is the class."""
+_places: dict[str, str] = {}
+"""Name of a class of modules in the rows → where its forward is."""
 
 
 def name(of: type[nn.Module]) -> str:
-    """A name for it that no other class has which is there."""
-    names = (f"{of.__qualname__}{f' ({number})' * (number > 1)}" for number in count(1))
-    found = next(one for one in names if one not in _classes or _classes[one][0]() is of)
+    """A name for it that no class of another place has."""
     code = getattr(inspect.unwrap(of.forward), "__code__", None)
-    gone = weakref.ref(of, lambda _: _classes.pop(found, None))
-    _classes[found] = gone, f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    names = (f"{of.__qualname__}{f' ({number})' * (number > 1)}" for number in count(1))
+    found = next(one for one in names if _places.get(one, where) == where)
+    _places[found] = where
     return found
 
 

@@ -39,11 +39,11 @@ def _force_eager(on: bool) -> None:
     """False leaves a stance of the program's own."""
     global _wants_eager
     _wants_eager = on
-    if (frames := sys.modules.get(_FRAMES)) is not None and on != _is_eager():
-        frames._set_stance(calls.Eager() if on else frames.DynamoStance())
+    if _FRAMES in sys.modules and on != _is_eager():
+        torch.compiler.set_stance("force_eager" if on else "default")
 
 
-when_imported(_FRAMES, lambda: _force_eager(True) if _wants_eager else None)
+when_imported("torch._dynamo", lambda: _force_eager(True) if _wants_eager else None)
 
 
 def _stance() -> Any:
@@ -332,7 +332,7 @@ SWITCHES = (
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
-    of("torch.inductor.keeps_products", _KeepsProducts("joint_custom_post_pass", inductor_passes.Unchanged)),
+    of("torch.inductor.keeps_products", _KeepsProducts("joint_custom_post_pass", inductor_passes.Beside)),
     of("torch.inductor.marks_quantized_inputs", _Beside("pre_grad_custom_pass", inductor_passes.Marking)),
-    of("torch.inductor.removes_concatenations", _Beside("post_grad_custom_pre_pass", inductor_passes.Concatenations)),
+    of("torch.inductor.removes_concatenations", _Beside("joint_custom_pre_pass", inductor_passes.Concatenations)),
 )

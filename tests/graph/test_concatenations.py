@@ -54,9 +54,9 @@ def test_halves_stay_halves() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: torch.cat(x.split(2)) @ w,
-        lambda x, w: torch.cat(x.split([2, 4], dim=-1), 1) @ w,
-        lambda x, w: torch.cat([x[:, :-2], x[:, -2:]], dim=-1) @ w,
+        lambda x, w: torch.cat(x.sin().split(2)) @ w,
+        lambda x, w: torch.cat(x.sin().split([2, 4], dim=-1), 1) @ w,
+        lambda x, w: torch.cat([(y := x.sin())[:, :-2], y[:, -2:]], dim=-1) @ w,
         lambda x, w: torch.cat([x.sin(), x.cos()])[8:] @ w,
         lambda x, w: torch.cat([x.sin(), x.cos()], -1).chunk(2, -1)[0].relu() @ w,
     ],
@@ -70,14 +70,15 @@ def test_what_is_the_same_goes(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: torch.cat(x.split(4)[::-1]) @ w,  # another order
-        lambda x, w: torch.cat([x[:3], x[4:]]) @ w,  # a gap
-        lambda x, w: torch.cat([x[::2], x[1::2]]) @ w,
-        lambda x, w: torch.cat(x.split(3, dim=1), 0) @ w[:3],  # another axis
+        lambda x, w: torch.cat(x.sin().split(4)[::-1]) @ w,  # another order
+        lambda x, w: torch.cat([(y := x.sin())[:3], y[4:]]) @ w,  # a gap
+        lambda x, w: torch.cat([(y := x.sin())[::2], y[1::2]]) @ w,
+        lambda x, w: torch.cat(x.sin().split(3, dim=1), 0) @ w[:3],  # another axis
         lambda x, w: torch.cat([x.sin(), x.cos()])[4:12] @ w,  # a part of each
         lambda x, w: torch.cat([w.half(), x])[:6] @ w,  # another dtype than the part
-        lambda x, w: torch.cat(x.t().split(2)).view(-1).sin(),  # other strides
-        lambda x, w: torch.cat(x.split(4)),  # new memory, which a caller may write to
+        lambda x, w: torch.cat(x.sin().t().split(2)).view(-1).sin(),  # other strides
+        lambda x, w: torch.cat(x.split(4)) @ w,  # the caller may write to an input before the backward pass
+        lambda x, w: torch.cat(x.sin().split(4)),  # new memory, which a caller may write to
         lambda x, w: torch.cat([x.sin(), x], 1)[:, 6:].as_strided((2, 2), (12, 1)).clone(),
     ],
 )

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 def by_hand(block: Block, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return torch.relu((y - 2) * block.gamma / 3 + block.gamma)
+    return torch.relu((y - block.gamma) * block.gamma + block.gamma)
 
 
 TAILS: dict[str, Tail] = {
@@ -251,7 +251,6 @@ PROGRAMS: dict[str, Callable[[Calls, torch.Tensor], Any]] = {
     "as_strided": lambda m, x: torch.as_strided(m.conv(x), (3, 4), (5, 1)) * 2,
     "another dtype": lambda m, x: torch.relu(m.conv(x)).view(torch.int32).float(),
     "a clamp without values": lambda m, x: m.conv(x).clamp(2, 1),
-    "large numbers": lambda m, x: (m.conv(x) * 1e30) * 1e-30,
 }
 
 

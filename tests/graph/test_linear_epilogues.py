@@ -48,7 +48,7 @@ TAILS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
     "shift+add": lambda m, x: x + m.linear(x),
     "shift+add+gelu": lambda m, x: functional.gelu(m.linear(x) + x),
     "scale+shift+add": lambda m, x: x + m.gamma * m.linear(x),
-    "scale+shift": lambda m, x: (m.linear(x) - 2) / 3,
+    "scale+shift": lambda m, x: (m.linear(x) - m.gamma) * m.gamma,
     "scale+add+relu": lambda m, x: torch.relu(m.gamma * functional.linear(x, m.linear.weight) + x),
 }
 

@@ -63,7 +63,7 @@ def written(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     ("function", "passes", "times"),
     [
         *((norm, LAYER_NORM, 1), (norm_of_var, LAYER_NORM, 1), (norm, CLIP, 0), (limits, f"{LAYER_NORM},{CLIP}", 2)),
-        *((over_rows, LAYER_NORM, 0), (unbiased, LAYER_NORM, 0), (crossed, CLIP, 0), (used_between, CLIP, 0)),
+        *((over_rows, LAYER_NORM, 0), (unbiased, LAYER_NORM, 0), (crossed, CLIP, 0), (used_between, CLIP, 1)),
         *((written, CLIP, 0), (written_centred, LAYER_NORM, 0)),
     ],
 )
