@@ -79,8 +79,9 @@ def _status_of(job: dict[str, Any], names: dict[str, Any]) -> Any:
         exec(compile(job["code"], "<snippet>", "exec"), names)
     except SystemExit as end:
         return end.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # as Python itself: whoever has hooked it is called
+    except BaseException as error:
+        sys.last_value = error  # as Python itself
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 

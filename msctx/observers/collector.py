@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import py_object
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +28,6 @@ Row = dict[str, Any]
 
 ASK_AGAIN = 2
 """Of :meth:`Reader.wants`: yes, and the next call of the operator is asked about again."""
-BITS = 2
-"""Of ``tensors`` in :attr:`Reader.requested`: files, and of dtypes that NumPy does not have with the bits, as unsigned integers."""
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
           "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
@@ -185,28 +183,12 @@ def _requested(one: Reader) -> dict[str, Any]:
 
 def _choose(reader: int, operator: str, module: str, number: int, place: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
-    found = [one.wants(operator, module, number, place) for one in [*_readers] if one.number == reader]
-    return found[0] if found else 0
+    return next((one.wants(operator, module, number, place) for one in [*_readers] if one.number == reader), 0)
 
 
-def is_on() -> bool:
-    """Whether somebody reads."""
-    return bool(_readers)
-
-
-def line_here() -> str:
-    """The user's line that calls the operator that runs in this thread: ``train.py:12``."""
-    place = modules.here()
-    return place.line if place is not None and place.line else user_frame()[0]
-
-
-def _place(what: int) -> int:
-    """Called by the library in the thread of an operator: the text of the line that calls it (0), or of its module in compiled code
-    (1), or the identity of the frame that does (2)."""
-    if what != 1:
-        return id(sys._getframe().f_back) if what else _text(line_here())
-    root, place = modules.root(), modules.here()
-    return _text(".".join(filter(None, (root, place.module)))) if root is not None and place is not None and place.module else 0
+def _place(is_frame: int) -> int:
+    """Called by the library in the thread of an operator: the text of the user's line that calls it, or the identity of the frame."""
+    return id(sys._getframe().f_back) if is_frame else _text(user_frame()[0])
 
 
 @functools.cache
@@ -282,11 +264,13 @@ class ExceptReader(Reader):
 
     def end_step(self) -> None:
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
-        paths = {path for model in watched.models() for path, _ in watched.paths_of(model)} if self._unmet else set()
-        unknown = sorted(name for name in self._unmet if not (_means_any(name, paths) or _means_operator(name)))
+        if not self._unmet:
+            return
+        known = _operators() | {path for model in watched.models() for path, _ in watched.paths_of(model)}
+        unknown = sorted(name for name in self._unmet if not _means_any(name, known))
         self._unmet.clear()
         if unknown:
-            near = [f"{name!r}{did_you_mean(name, (*_operators(), *paths))}" for name in unknown]
+            near = [f"{name!r}{did_you_mean(name, [*known])}" for name in unknown]
             text = "\n".join(f"{self.option}: no operator, and no module of a watched model, is called {one}" for one in near)
             notices.warn(text)
 
@@ -298,11 +282,6 @@ def _operators() -> set[str]:
     """All that PyTorch's dispatcher knows."""
     known = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     return {name for operator in known for name in _names_of(operator)}
-
-
-@cache
-def _means_operator(pattern: str) -> bool:
-    return _means_any(pattern, _operators())
 
 
 def _means_any(pattern: str, names: Iterable[str]) -> bool:

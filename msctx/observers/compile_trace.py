@@ -14,7 +14,6 @@ import re
 import sys
 import threading
 from collections import Counter
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +29,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("torch.__trace")
 
 
-def name_of(record: logging.LogRecord) -> str:
-    """The name of an artifact, else the first key of the metadata."""
-    found: dict[str, Any] = getattr(record, "metadata", {})
-    return str((found.get("artifact") or {}).get("name") or next(iter(found), ""))
-
-
 class Handler(logging.Handler):
-    """Gets what a switch keeps of it."""
+    """Gets what a switch keeps of it: texts, each by the name of an artifact, else by the first key of its metadata."""
 
     def __init__(self, settings: Any) -> None:
         super().__init__(logging.DEBUG)
@@ -48,6 +41,14 @@ class Handler(logging.Handler):
 
     def end(self) -> None:
         LOGGER.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found: dict[str, Any] = getattr(record, "metadata", {})
+        if isinstance(text := getattr(record, "payload", None), str):
+            self.keep(str((found.get("artifact") or {}).get("name") or next(iter(found), "")), text, found)
+
+    def keep(self, name: str, text: str, metadata: dict[str, Any]) -> None:
+        raise NotImplementedError
 
 
 # --- threads that compile ---------------------------------------------------------------------------------------------
@@ -106,15 +107,13 @@ class Keeper(Handler):
         self._graphs: dict[int, str] = {}
         """Thread → the stem of the files of the graph that it compiled last."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        name, text = name_of(record), getattr(record, "payload", None)
-        if not isinstance(text, str):
-            return
+    def keep(self, name: str, text: str, metadata: dict[str, Any]) -> None:
+        here = threading.get_ident()
         if name == "inductor_output_code":
-            graph = self._graphs[record.thread or 0] = f"graph_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            graph = self._graphs[here] = f"graph_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
             self._put(f"{graph}.{'cpp' if text.lstrip().startswith('#include') else 'py'}", text)
         elif self.settings.locations and name == "inductor_provenance_tracking_kernel_stack_traces":
-            self._put(f"{self._graphs.get(record.thread or 0)}_loc.json", text)
+            self._put(f"{self._graphs.get(here)}_loc.json", text)
 
     def _put(self, name: str, text: str) -> None:
         if not (path := self._folder / name).exists():
@@ -152,8 +151,7 @@ class Recording(Handler):
         super().__init__(mode)
         self._graphs: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
         self._path: Path | None = None
-        self._process, self._error = os.getpid(), getattr(sys, "last_value", None)
-        self._seen = _counted()
+        self._process, self._error = os.getpid(), files.last_error()
 
     def begin(self) -> None:
         """For the first time, or again after an inner context."""
@@ -163,7 +161,7 @@ class Recording(Handler):
     def end(self) -> None:
         self._count()
         super().end()
-        if self.settings == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
+        if self.settings == AT_END and files.last_error() is self._error:
             self._write()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -219,7 +217,6 @@ class Writer(Handler):
     def __init__(self, settings: GraphFiles) -> None:
         super().__init__(settings)
         self._root = Path(settings.path).expanduser().absolute()
-        self._counted: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -227,12 +224,10 @@ class Writer(Handler):
         rank = distributed.known_rank()
         return self._root if rank is None else self._root / f"rank_{rank}"
 
-    def emit(self, record: logging.LogRecord) -> None:
-        name, text = name_of(record), getattr(record, "payload", None)
+    def keep(self, name: str, text: str, metadata: dict[str, Any]) -> None:
         level, stage = _STAGES.get(name, (4, ""))
-        if isinstance(text, str) and level <= self.settings.level:
-            found: Any = vars(record)["metadata"]
-            compiled = f"{found.get('frame_id', '?')}/{found.get('frame_compile_id', '?')}"
+        if level <= self.settings.level:
+            compiled = f"{metadata.get('frame_id', '?')}/{metadata.get('frame_compile_id', '?')}"
             suffix = "ir" if stage != "output_code" else "cpp" if text.lstrip().startswith("#include") else "py"
             self._put(stage, suffix, f"{'//' if suffix == 'cpp' else '#'} compile_id: {compiled}, graph: {name}\n{text}")
 
@@ -248,11 +243,9 @@ class Writer(Handler):
 
     def _put(self, stage: str, suffix: str, text: str) -> None:
         def put() -> None:
-            if self._counted != self.folder:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                there = [int(found[1]) for path in self.folder.iterdir() if (found := _SERIAL.fullmatch(path.name))]
-                self._counted, self._serial = self.folder, count(max(there, default=-1) + 1)
-            files.write(self.folder / f"{stage}_{next(self._serial):04d}.{suffix}", text)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            there = [int(found[1]) for path in self.folder.iterdir() if (found := _SERIAL.fullmatch(path.name))]
+            files.write(self.folder / f"{stage}_{max(there, default=-1) + 1:04d}.{suffix}", text)
 
         files.guarded(GRAPHS, self.folder, put)
 

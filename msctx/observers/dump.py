@@ -27,7 +27,7 @@ from msctx.errors import did_you_mean
 from msctx.native import distributed, watched
 from msctx.native.module_calls import Call
 from msctx.observers import collector, files, modules, steps
-from msctx.observers.collector import ASK_AGAIN, BITS, Reader, Row, dtype_of, kind_of
+from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of, kind_of
 from msctx.observers.files import Slot
 from msctx.options import operators
 from msctx.options.grammars import expression_in
@@ -91,10 +91,7 @@ class MindSpore:
             for side, slot, tensor in _tensors(row):
                 given = scratch / (tensor["file"] or "-")
                 if tensor["file"] and self._settings.has_digests:
-                    found = np.load(given)
-                    tensor["md5"] = hashlib.md5(found.tobytes(), usedforsecurity=False).hexdigest()
-                    if _holds_bits(found, dtype_of(tensor)):
-                        np.save(given, _values(found, dtype_of(tensor)).numpy())
+                    tensor["md5"] = hashlib.md5(np.load(given).tobytes(), usedforsecurity=False).hexdigest()
                 if tensor["file"] and self._settings.data == "stats":
                     given.unlink()
                 elif tensor["file"]:
@@ -130,19 +127,6 @@ class MindSpore:
 
 def _shape(t: dict[str, Any]) -> list[int]:
     return [*map(int, filter(None, t["shape"].split("x")))]
-
-
-def _holds_bits(found: np.ndarray[Any, Any], dtype: str) -> bool:
-    """Whether a file has the bits of a dtype that NumPy does not have."""
-    return found.dtype.kind == "u" and not dtype.startswith("uint")
-
-
-def _values(found: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
-    """What a file has, in a dtype that NumPy has."""
-    tensor = torch.from_numpy(found)
-    if _holds_bits(found, dtype):
-        tensor = tensor.view(getattr(torch, dtype)).to(torch.complex64 if dtype == "complex32" else torch.float32)
-    return tensor
 
 
 def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
@@ -215,7 +199,9 @@ class MsProbe:
                     found["md5"] = f"{zlib.crc32(np.load(given).tobytes()):08x}"
                 if tensor["file"] and self._settings.data != "stats":
                     found["data_name"] = f"{name}.{side}.{slot}.pt"
-                    self._keep(given, found["data_name"], dtype_of(tensor))
+                    of_file = torch.from_numpy(np.load(given))
+                    of_file = of_file.bfloat16() if dtype_of(tensor) == "bfloat16" else of_file
+                    files.write(self._place / "dump_tensor_data" / found["data_name"], partial(torch.save, of_file))
                 given.unlink(missing_ok=True)
                 sides["input_args" if side == "input" and not is_backward else side].append(found)
             self._data[name] = sides
@@ -226,12 +212,6 @@ class MsProbe:
             if row["direction"] == "optimizer":
                 around = ["optimizer"]
             self._parents |= zip((*around, name), (None, *around), strict=True)
-
-    def _keep(self, given: Path, name: str, dtype: str) -> None:
-        assert self._place is not None
-        tensor = _values(np.load(given), dtype)
-        tensor = tensor.bfloat16() if dtype == "bfloat16" else tensor
-        files.write(self._place / "dump_tensor_data" / name, partial(torch.save, tensor))
 
     @staticmethod
     def _described(t: dict[str, Any]) -> dict[str, Any]:
@@ -280,21 +260,13 @@ def set_dump(target: nn.Module, enabled: bool = True) -> None:
 
 
 class DumpReader(Reader):
-    """The steps of a dump are counted from the outermost scope that observes; contexts with the same settings go on with them."""
+    """The steps of a dump are counted from the outermost scope that observes; a context that is entered again goes on with them."""
 
     def __init__(self, settings: Dump) -> None:
         self.settings = settings
         self.option, self.output = settings.option, Path(settings.path).absolute()
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self.output, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
-        self._step = settings.first_step
-        self._left: tuple[object, int] | None = None
-        """The span of steps in which it was paused, and when."""
-        self._names: set[str] = set()
-        """Of the modules of watched models, and of these themselves."""
-        self._roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
-        """Module → the names of the models that it is in."""
-        self._moment = -1
         self._met: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
@@ -308,14 +280,15 @@ class DumpReader(Reader):
 
     @property
     def requested(self) -> Mapping[str, int]:
-        is_step = not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps)
+        step = self.settings.first_step + steps.current()
+        is_step = not self._steps or any(part[0] <= step <= part[-1] for part in self._steps)
         if not (is_step and self._is_of_rank):
             return {}
         return {
             "inputs": int(self.settings.mode != "output"),
             "outputs": int(self.settings.mode != "input"),
             "statistics": int(self.settings.data != "tensor" or self.settings.layout == "msprobe"),
-            "tensors": BITS if self.settings.has_digests else int(self._needs_files),
+            "tensors": int(self._needs_files),
             "attributes": int(self.settings.arguments),
         }
 
@@ -333,9 +306,15 @@ class DumpReader(Reader):
         return self._layout.meet(number) if is_meant else 0
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
-        self._look_at_models()
-        kind = kind_of(operator)
-        roots = self._roots.get(inside, set()) if inside is not None else set()
+        """Whether a layer is called as the operator, as a module around it, or as the class of their model, if no module is."""
+        kind, place = kind_of(operator), None if inside is None else watched.place_of(inside)
+        models = {model: type(one).__name__ for model in [*watched.OPEN] if (one := model.module()) is not None}
+
+        def is_path(name: str) -> bool:
+            return any(name in model.paths for model in models)
+
+        named = {model: {name, modules.of_root(name)} for model, name in models.items()}
+        roots = {name for model in models if place and model in place.paths for name in named[model] if not is_path(name)}
         around = collector.around(module)
         around += [name.replace(".", "/") for name in around]
         names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
@@ -343,7 +322,7 @@ class DumpReader(Reader):
 
         def is_module(layer: str) -> bool:
             """Of a watched model: such a name means the module alone."""
-            return not self._names.isdisjoint((layer, layer.replace("/", ".")))
+            return is_path(layer) or is_path(layer.replace("/", ".")) or any(layer in one for one in named.values())
 
         found = [
             layer
@@ -354,27 +333,9 @@ class DumpReader(Reader):
         self._missed.update(names, roots)
         return bool(found)
 
-    def _look_at_models(self) -> None:
-        """At the modules of watched models, and what the model around each is called: by its class, unless a module has that path."""
-        if (moment := watched.times) == self._moment:
-            return
-        found = [(model, path, module) for model in watched.models() for path, module in watched.paths_of(model)]
-        paths = {path for _, path, _ in found}
-        roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
-        for model, _, module in found:
-            name = type(model).__name__
-            roots[module] = roots.get(module, set()) | ({name, modules.of_root(name)} - paths)
-        self._roots, self._names, self._moment = roots, paths.union(*roots.values()), moment
-
-    def start(self) -> None:
-        span, index = self._left or (steps.span(), 0)
-        if span is steps.span():
-            self._step += steps.current() - index
-        self._moment = -1
-
     def take(self, rows: list[Row]) -> None:
         for row in rows:
-            row["step"] = self._step
+            row["step"] += self.settings.first_step
             if row["problem"]:
                 self.guarded(partial(_fail, row["problem"]))
             for one in (*row["inputs"], *row["outputs"]):
@@ -393,11 +354,8 @@ class DumpReader(Reader):
     def end_step(self) -> None:
         self.guarded(self._layout.flush)
         self._layout.end_step()
-        self._step += 1
-        self._moment = -1
 
     def pause(self) -> None:
-        self._left = steps.span(), steps.current()
         self.guarded(self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
@@ -422,9 +380,9 @@ _going_on: dict[Dump, DumpReader] = {}
 
 
 def _reader(settings: Dump) -> DumpReader:
-    """A context that is entered again goes on where it was, though not with the count of steps."""
-    found = _going_on.pop(settings, None) or DumpReader(settings)
-    found.counted, _going_on[settings] = None, found
+    """A context that is entered again goes on where it was."""
+    found = _going_on.pop(settings) if settings in _going_on else DumpReader(settings)
+    _going_on[settings] = found
     while len(_going_on) > KEPT:
         del _going_on[next(iter(_going_on))]
     return found

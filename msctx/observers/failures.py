@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from msctx import notices
-from msctx.errors import named
+from msctx.errors import named, user_frame
 from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
@@ -75,8 +75,7 @@ class ErrorReader(Reader):
         finally:
             self._scratch.drop(row)
             self._scratch.remove_empty()
-        text = f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them"
-        notices.warn(text)
+        notices.warn(f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them")
 
     def _contents(self, row: Row) -> dict[str, Any]:
         tensors = [self._tensor(one) for one in row["inputs"]]
@@ -155,7 +154,7 @@ class OverflowReader(Reader):
             if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
                 self._scratch.drop(row)
                 continue
-            row["source"] = row["line"] or collector.line_here()
+            row["source"] = row["line"] or user_frame()[0]
             self.found.append(row)
             if self.folder is not None:
                 _written[self.output] += 1
@@ -240,49 +239,31 @@ class RecorderReader(Reader):
         self._graphs = graphs
         self.option = "env_config_path.rdr.enable"
         self.output = Path(settings.path).absolute() / f"rank_{distributed.rank_or_0()}" / "rdr"
-        self._written: BaseException | None = None
 
     @property
     def requested(self) -> Mapping[str, int]:
         return {"recent": 1}
 
     def start(self) -> None:
-        self._around = sys.exc_info()[1]  # that is handled around the scope: it is none of its own
-        self._shown = sys.excepthook, threading.excepthook
-        sys.excepthook, threading.excepthook = self._hooks = self._show, self._show_of_thread
+        self._around = files.last_error()  # it is none of its own
         self._has_enabled = not faulthandler.is_enabled()
         if self._has_enabled:
             faulthandler.enable(sys.__stderr__ or 2)
 
-    def _show(self, *args: Any) -> None:
-        self.fail(args[1])
-        self._shown[0](*args)
-
-    def _show_of_thread(self, args: threading.ExceptHookArgs) -> None:
-        self.fail(args.exc_value)
-        self._shown[1](args)
-
     def pause(self) -> None:
-        if sys.excepthook is self._hooks[0]:
-            sys.excepthook = self._shown[0]
-        if threading.excepthook is self._hooks[1]:
-            threading.excepthook = self._shown[1]
         if self._has_enabled:
             faulthandler.disable()
-        error = sys.exc_info()[1]
+        error = files.last_error()
         if error not in (None, self._around) and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error)
         elif self.settings.mode == 2 and collector.recent():
             self._write("ended")
-        self.process = 0  # a hook that somebody keeps only calls the one before it
 
-    def fail(self, error: BaseException | None) -> None:
-        if error is not None and error is not self._written:
-            self._written = error
-            self._write(named(error))
+    def fail(self, error: BaseException) -> None:
+        self._write(named(error))
 
     def _write(self, reason: str) -> None:
-        """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators and hooks only."""
+        """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators only."""
         if self.process != os.getpid():
             return
         rows = collector.recent()

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,11 @@ def keep_within(paths: Iterable[Path], limit: int, left: int, stays: Callable[[P
             with suppress(OSError):
                 path.unlink()
                 total -= size
+
+
+def last_error() -> BaseException | None:
+    """What is handled now, such as an exception that leaves a block; else what nobody has caught."""
+    return sys.exc_info()[1] or getattr(sys, "last_value", None)
 
 
 def work_path() -> Path | None:

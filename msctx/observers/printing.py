@@ -12,7 +12,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,6 @@ class PrintFile:
     def __init__(self, path: str) -> None:
         self.settings = path
         self._wanted = Path(path).expanduser().absolute()
-        self._made: str | None = None
         if not os.access(self._wanted.parent, os.W_OK):  # report it now
             self.made()
 
@@ -169,13 +168,13 @@ class PrintFile:
     def made(self) -> str:
         """The file that receives the records; ``""``: none can be made."""
         with _lock:
-            if self._made is None:
-                self._made = ""
-                files.guarded("print_file_path", self._wanted, self._make)
-            return self._made
+            return self._path
 
-    def _make(self) -> None:
-        self._made = str(files.reserve(self._wanted))
+    @cached_property
+    def _path(self) -> str:
+        made: list[str] = []
+        files.guarded("print_file_path", self._wanted, lambda: made.append(str(files.reserve(self._wanted))))
+        return "".join(made)
 
     def append(self, record: bytes) -> None:
         if path := self.made():
@@ -239,10 +238,9 @@ def parse_print(path: str | os.PathLike[str]) -> list[str | torch.Tensor]:
             values.append(_read_tensor(inner) if kind == 2 else inner.decode(errors="replace"))
     except OSError as error:
         raise _error(name, f"it cannot be read: {error.strerror}") from None
-    except (TypeError, AttributeError):  # a number where bytes belong
-        raise _error(f"{name}, value {len(values) + 1}", CUT_OFF) from None
-    except ValueError as error:
-        raise _error(f"{name}, value {len(values) + 1}", str(error)) from None
+    except (TypeError, AttributeError, ValueError) as error:  # a number where bytes belong, and what is raised here
+        text = str(error) if isinstance(error, ValueError) else CUT_OFF
+        raise _error(f"{name}, value {len(values) + 1}", text) from None
     return values
 
 
@@ -282,12 +280,7 @@ def _read_tensor(message: bytes) -> torch.Tensor:
     found = defaultdict[int, list[Any]](list)
     for number, inner in _fields(message):
         found[number].append(inner)
-    shape, name, content = list[int](), b"".join(found[2]).decode(errors="replace"), b"".join(found[3])
-    for dim in found[1]:
-        packed, at = dim if isinstance(dim, bytes) else _varint(dim), 0
-        while at < len(packed):
-            size, at = _read_varint(packed, at)
-            shape.append(size)
+    shape, name, content = found[1], b"".join(found[2]).decode(errors="replace"), b"".join(found[3])
     if (dtype := _DTYPES.get(name.lower())) is None:
         raise ValueError(f"a tensor has the unknown type {name!r}")
     if shape == [0] and len(content) == dtype.itemsize:  # so MindSpore writes a number

@@ -125,7 +125,7 @@ class DetailReader(Reader):
         is_it = (operator, module, self._met[operator, module]) == self._call
         self._met[operator, module] += 1
         if is_it:
-            self._line = collector.line_here()
+            self._line = user_frame()[0]
         return ASK_AGAIN | is_it
 
     def take(self, rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Operators of compiled code have the module and the line of the program."""
+"""Operators of compiled code have the module that is compiled and the line of the call."""
 
 from pathlib import Path
 
@@ -16,10 +16,7 @@ class Layer(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
-        return self.second(y).sin()
-
-    line = f"test_compiled_places.py:{forward.__code__.co_firstlineno + 2}"
+        return self.second(self.first(x)).sin()  # type: ignore[no-any-return]
 
 
 class Net(nn.Module):
@@ -31,17 +28,21 @@ class Net(nn.Module):
         return self.body(x).cos()
 
 
-@pytest.mark.parametrize("inner", ["", "body", "body.1"])
-def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_path: Path) -> None:
-    """Whichever module is the outermost that is called."""
+@pytest.mark.parametrize(("inner", "name"), [("", "Net (root)"), ("body.1", "body.1")])
+def test_in_graph_mode_an_operator_has_the_outermost_module_that_is_called(inner: str, name: str, tmp_path: Path) -> None:
     net = Net()
     with torch.no_grad():
         net.body[1].second.weight.fill_(3e38)
         net.body[1].second.bias.fill_(3e38)
         net.body[1].first.bias.fill_(1e10)
     called = net.get_submodule(inner)
-    (report,) = overflows(lambda: called(torch.ones(3, 4)), tmp_path, net=net, mode="GRAPH_MODE")
-    assert f"aten::addmm in module body.1.second, forward pass, {Layer.line}: " in report
+
+    def run() -> None:
+        called(torch.ones(3, 4))
+
+    (report,) = overflows(run, tmp_path, net=net, mode="GRAPH_MODE")
+    line = f"test_compiled_places.py:{run.__code__.co_firstlineno + 1}"
+    assert f"aten::addmm in module {name}, forward pass, {line}: " in report
 
 
 def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: Path) -> None:

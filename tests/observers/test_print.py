@@ -54,12 +54,12 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_those_of_the_format_and_what_other_writers_do_is_read(tmp_path: Path) -> None:
-    """Older names of dtypes, packed dims, a number with the dims [0]."""
+    """Older names of dtypes, a number with the dims [0]."""
     record = encode(["ab", torch.tensor([[1, -1]], dtype=torch.int16)])
     tensor = b"\x08\x01\x08\x02\x12\x05Int16\x1a\x04\x01\x00\xff\xff"
     assert record == b"\x0a\x04\x0a\x02ab" + b"\x0a\x13\x12\x11" + tensor
     (tmp_path / "p").write_bytes(
-        b"\x0a\x10\x12\x0e\x0a\x01\x02\x12\x05Uint8\x1a\x02\x07\x08\x0a\x0d\x12\x0b\x08\x00\x12\x04Int8\x1a\x01\x05"
+        b"\x0a\x0f\x12\x0d\x08\x02\x12\x05Uint8\x1a\x02\x07\x08\x0a\x0d\x12\x0b\x08\x00\x12\x04Int8\x1a\x01\x05"
     )
     pair, number = msctx.parse_print(tmp_path / "p")
     assert same(pair, torch.tensor([7, 8], dtype=torch.uint8))
