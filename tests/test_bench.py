@@ -71,16 +71,6 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
         convolutions.reduced([*results, raw("gemm", [1.0, 1.0, 1.0], cpu="another CPU")], "convolutions")
 
 
-def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    products = bench("products")
-    named = {}
-    for isa in ("avx2", "amx", "amx_fp16_emulated"):
-        monkeypatch.setattr(products.contest, "machine", lambda isa=isa: {"isa": isa})
-        named[isa] = {*products.here()}
-    assert named["avx2"] == {"strict", "strict-shapes", "strict-denormals", "normal", "performance"}
-    assert named["amx_fp16_emulated"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "words", "rows"),
@@ -154,15 +144,6 @@ def test_the_report_measures_the_cost_of_a_call(bench: Bench, native_core: None,
     report.overhead(rows.append, torch.device("cpu"))
     hows = "without msctx", "loaded, outside a context", "implicit_gemm and algo_1 by name"
     assert [row["how"] for row in rows[::2]] == [*hows]
-
-
-@pytest.mark.full
-def test_without_a_gpu_the_report_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    done = cuda_report()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "cuda_report.py: torch finds no NVIDIA GPU here; --device cpu tries the script itself\n"
 
 
 def test_a_part_whose_process_dies_goes_on_behind_the_case(

@@ -21,8 +21,6 @@ from msctx.options.layers import presets
 pytestmark = marks
 
 
-# --- garbage ----------------------------------------------------------------------------------------------------------
-
 SPELLINGS = sorted({spelling for option in OPTIONS.values() for spelling in option.spellings})
 plain = st.one_of(
     st.none(),
@@ -135,8 +133,6 @@ def test_garbage_for_a_preset(exact_state: State, preset: Any) -> None:
         msctx.context(preset)
     assert exact_state() == before
 
-
-# --- dictionaries of right and wrong keys and values ------------------------------------------------------------------
 
 SAFE = [o for o in OPTIONS.values() if o.name not in ("inter_op_parallel_num", "max_device_memory", "seed")]
 """Options whose values can be put back, and of which none says how many digits of a generator are drawn."""

@@ -26,9 +26,6 @@ def is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
 def test_state_is_plain_data() -> None:
     """A state read from a file must equal the state that was written, so there are no tuples either."""
     found = msctx.state()
@@ -89,9 +86,6 @@ def test_environment() -> None:
     assert library_version("no-such-library") is None
 
 
-# --- diff -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
@@ -107,9 +101,6 @@ def test_environment() -> None:
 def test_diff(a: dict[str, object], b: dict[str, object], expected: dict[str, tuple[object, object]]) -> None:
     assert msctx.diff(a, b) == expected
     assert list(msctx.diff(a, b)) == sorted(expected)
-
-
-# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:

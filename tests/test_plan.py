@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from platform import machine
 from types import FrameType
@@ -15,7 +16,7 @@ from samples import DATA, example, values
 import msctx
 from msctx import plan
 from msctx.errors import OptionError
-from msctx.options import DEVICES, OPTIONS, Layer, Settings, make_layer
+from msctx.options import DEVICES, OPTIONS, Layer, Option, Settings, make_layer
 from msctx.themes import Facts
 
 STATUSES = {*plan.DONE, *plan.FAILING}
@@ -27,9 +28,6 @@ def layered(*layers: dict[str, object]) -> Settings:
 
 def make(*layers: dict[str, object], devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
     return plan.make(layered(*layers), Facts(devices=devices))
-
-
-# --- what is reported -------------------------------------------------------------------------------------------------
 
 
 def test_a_row_tells_everything() -> None:
@@ -127,9 +125,6 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
             assert json.loads(json.dumps(found)) == found
 
 
-# --- what fails -------------------------------------------------------------------------------------------------------
-
-
 REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt"
 REFUSES = {REFUSED: True}
 HOLD = f"""--enable_low_precision=False --cpu_arch={machine().upper().replace("_", "-")} --target_os={sys.platform}
@@ -157,39 +152,17 @@ def test_failing_rows_are_told_once_for_each_option_and_reason() -> None:
         assert all(r.status in plan.FAILING and r.reason for r in failing)
 
 
-# --- any options, any machine -----------------------------------------------------------------------------------------
+def settings_of(options: Iterable[Option]) -> st.SearchStrategy[tuple[str, object]]:
+    pairs = [(spelling, value) for option in options for spelling in option.spellings for value in values(option)]
+    return st.sampled_from(pairs)
 
-SETTING = st.sampled_from([s for option in OPTIONS.values() for s in option.spellings]).flatmap(
-    lambda spelling: st.tuples(
-        st.just(spelling), st.sampled_from(values(next(o for o in OPTIONS.values() if spelling in o.spellings)))
-    )
-)
-BUILT = [
-    ("deterministic", ("ON", "OFF")),
-    ("session.deterministic", (0, 1)),
-    ("deterministic_warn_only", (True, False)),
-    ("fill_uninitialized_memory", (True, False)),
-    ("device_target", ("CPU", "GPU", "Ascend")),
-    ("device_id", (0, 1)),
-    ("default_device", (True, False)),
-    ("use_off_line", (True, False)),
-    ("max_device_memory", ("4GB", "8GB")),
-    *(
-        (f"{group}{name}_allow_tf32", (True, False))
-        for group in ("", "gpu_config.", "cpu_config.")
-        for name in ("matmul", "conv")
-    ),
-    *((f"{group}{name}_allow_hf32", (True, False)) for group in ("", "ascend_config.") for name in ("matmul", "conv")),
-    ("seed", (0, 1)),
-    ("seed_scope", (True, False)),
-    ("seed_by_rank", (True, False)),
-    ("runtime_num_threads", (0, 1, 2)),
-    ("inter_op_parallel_num", (0, 1, 2)),
-    ("pynative_synchronize", (True, False)),
-    ("max_call_depth", (10, 2000, 4000)),
-    ("strict", (True, False)),
-]
-BUILT_SETTING = st.sampled_from(BUILT).flatmap(lambda one: st.tuples(st.just(one[0]), st.sampled_from(one[1])))
+
+SETTING = settings_of(OPTIONS.values())
+MEETING = """deterministic deterministic_warn_only fill_uninitialized_memory device_target device_id default_device use_off_line
+    max_device_memory matmul_allow_tf32 conv_allow_tf32 matmul_allow_hf32 conv_allow_hf32 seed seed_scope seed_by_rank
+    runtime_num_threads inter_op_parallel_num pynative_synchronize max_call_depth strict"""
+"""Options that act on each other, drawn more often."""
+BUILT_SETTING = settings_of(OPTIONS[name] for name in MEETING.split())
 LAYERS = st.lists(st.lists(BUILT_SETTING | BUILT_SETTING | SETTING, min_size=1, max_size=8).map(dict), min_size=1, max_size=3)
 MACHINES = st.builds(
     Facts,
@@ -279,9 +252,6 @@ def test_a_plan_is_never_silent_and_always_the_same(layers: list[dict[str, objec
     again = plan.make(Settings(valid(layers)), facts)
     assert again.as_dict() == found.as_dict()
     assert list(again.assignments.items()) == list(found.assignments.items())
-
-
-# --- entries of files -------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_takes_few_calls() -> None:

@@ -55,9 +55,6 @@ def written(option: Option) -> list[Any]:
     return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_shipped_file_is_up_to_date() -> None:
     assert FILE.read_text(encoding="utf-8") == schema.dump(), "run: msctx schema > configs/schema.json"
     assert json.loads(schema.dump()) == SCHEMA
@@ -85,9 +82,6 @@ def test_patterns_are_such_as_javascript_reads_them() -> None:
         assert not re.search(r"\(\?[^:=!]", pattern), pattern
 
 
-# --- what editors show ------------------------------------------------------------------------------------------------
-
-
 def test_everything_that_can_be_completed_has_a_text() -> None:
     for part in inside(SCHEMA):
         for key, below in part.get("properties", {}).items() if "additionalProperties" in part else ():
@@ -107,9 +101,6 @@ def test_the_text_of_an_option_is_its_help_and_each_choice_has_its_meaning() -> 
             assert len(closed["enum"]) == len(closed["enumDescriptions"]), name
             meanings = list(getattr(option.kind, "meanings", {}).values())
             assert closed["enumDescriptions"][: len(meanings)] == meanings, name
-
-
-# --- what is taken ----------------------------------------------------------------------------------------------------
 
 
 def test_every_spelling_takes_every_value() -> None:
@@ -165,9 +156,6 @@ def test_what_msctx_takes_fits(tmp_path: Path) -> None:
 )
 def test_refuses(data: Any) -> None:
     assert not takes(data)
-
-
-# --- the same as msctx ------------------------------------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:

@@ -80,8 +80,6 @@ def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
             assert other.do(bound) == found
 
 
-# --- switches that share state ----------------------------------------------------------------------------------------
-
 TF32 = ("torch.cuda.matmul.allow_tf32", "torch.cudnn.allow_tf32")
 
 

@@ -12,8 +12,6 @@ from msctx import devices
 from msctx.context import ledger
 from msctx.errors import DeviceError
 
-# --- pynative_synchronize ---------------------------------------------------------------------------------------------
-
 
 def broken_backward() -> None:
     x = torch.ones(2, requires_grad=True)
@@ -33,9 +31,6 @@ def test_pynative_synchronize_names_the_line_of_the_forward() -> None:
     text = "\n".join(str(w.message) for w in told)
     assert "y = x.exp()  # the line of the forward" in text
     assert "test_option_behaviour.py" in text
-
-
-# --- deterministic ----------------------------------------------------------------------------------------------------
 
 
 def test_deterministic() -> None:
@@ -66,9 +61,6 @@ def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled()
             torch.compile(net)(torch.randn(1, 8, 10, 10))
         layouts.append({row.problem.layout for row in ctx.choices()})
     assert layouts == [{"channels_last"}, {"channels_first"}]
-
-
-# --- devices ----------------------------------------------------------------------------------------------------------
 
 
 def test_default_device() -> None:

@@ -57,9 +57,6 @@ def test_each_layer_beats_the_one_below(
     assert found() == (1000, "default")
 
 
-# --- presets ----------------------------------------------------------------------------------------------------------
-
-
 def test_options_beat_the_preset_beside_them() -> None:
     with msctx.context("reproducible", seed_scope=True) as ctx:
         assert torch.are_deterministic_algorithms_enabled()
@@ -77,9 +74,6 @@ def test_two_presets_are_a_contradiction() -> None:
         msctx.context("fast", preset="debug")
     with pytest.raises((OptionError, TypeError)):
         msctx.set_context("fast", preset="debug")
-
-
-# --- groups and spellings ---------------------------------------------------------------------------------------------
 
 
 @quiet
@@ -100,9 +94,6 @@ def test_two_spellings_of_one_option() -> None:
         assert torch.are_deterministic_algorithms_enabled()
     with pytest.raises(OptionError, match="contradicts"):
         msctx.context(deterministic="ON", session={"deterministic": "OFF"})
-
-
-# --- get_context ------------------------------------------------------------------------------------------------------
 
 
 def test_get_context() -> None:

@@ -33,9 +33,6 @@ def test_bind_into_a_spawned_process(spawned: ProcessPoolExecutor) -> None:
     assert spawned.submit(msctx.state).result(120) == plain, "the worker was not put back"
 
 
-# --- fork -------------------------------------------------------------------------------------------------------------
-
-
 FORK = """
 import os, signal, sys, threading, torch, msctx
 from msctx.context import ledger
@@ -95,13 +92,6 @@ def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes:
         thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         assert entered.wait(10)
-        def clash():
-            try:
-                with msctx.context(max_call_depth=78):
-                    raise SystemExit("the other thread's scope was overwritten")
-            except msctx.ScopeError:
-                pass
-        clash()
         def take_over():  # the thread that holds the scope does not exist here
             with msctx.context(max_call_depth=78):
                 assert ledger.SWITCHES["torch.nn.max_call_depth"].read() == 78
@@ -121,17 +111,5 @@ def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes:
                     assert (torch.ones(4_000_000) + 1).sum() == 8_000_000
             assert told, "runtime_num_threads=2 was dropped in silence"
         child(work)
-
-        from concurrent.futures import ThreadPoolExecutor
-        from msctx.native import watched
-
-        model, theirs = torch.nn.Conv2d(1, 1, 1), msctx.context()
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(theirs.watch(model).__enter__).result()
-            def keep():  # it was born with what is in force there
-                msctx.reset_context()
-                assert watched.models() == [model]
-            child(keep)
-            pool.submit(theirs.__exit__).result()
     """)
     )

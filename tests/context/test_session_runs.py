@@ -47,9 +47,6 @@ def same(x: Any) -> Any:
     return x
 
 
-# --- graph_run_mode ---------------------------------------------------------------------------------------------------
-
-
 def test_inference_runs_watched_models_in_eval_and_inference_mode(net: Net) -> None:
     before = net.modes()
     with msctx.session(graph_run_mode=0) as session:
@@ -149,9 +146,6 @@ def test_no_watched_model_is_told() -> None:
         session.run(same, 1)
 
 
-# --- iterations_per_loop ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by_program", [False, True])
 def test_a_function_runs_as_often_as_asked_and_each_time_is_a_step(by_program: bool) -> None:
     weight = nn.Parameter(torch.zeros(1))
@@ -194,9 +188,6 @@ def test_the_innermost_number_counts_and_an_error_ends_the_loop() -> None:
         assert len(called) == 6
 
 
-# --- graph_max_parallel_model_num -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_at_most_so_many_threads_run_at_a_time(most: int) -> None:
     lock, inside, seen = threading.Lock(), [0], [0]
@@ -224,9 +215,6 @@ def test_a_run_inside_a_run_needs_no_other_place_and_one_that_raises_gives_its_b
         with pytest.raises(ZeroDivisionError):
             session.run(lambda: 1 / 0)
         assert in_thread(lambda: session.run(same, 6)) == 6
-
-
-# --- experimental_accelerate_train_mode -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -297,9 +285,6 @@ def test_variables_that_are_missing_or_no_numbers_are_errors(variables: Callable
             msctx.session(experimental_accelerate_train_mode=wrong)
 
 
-# --- the device -------------------------------------------------------------------------------------------------------
-
-
 def where(session: Session) -> tuple[Any, str]:
     (row,) = [r for r in session.plan.rows if r.option in ("device_id", "session_device_id") and not r.winner]
     return row.value, row.origin
@@ -339,9 +324,6 @@ def test_a_variable_that_names_no_device_is_an_error(monkeypatch: pytest.MonkeyP
 def test_two_spellings_of_the_device_are_one_too_many() -> None:
     with pytest.raises(OptionError, match="device_id: means session_device_id here"):
         msctx.session(device_id=0, session_device_id=0)
-
-
-# --- sessions as contexts ---------------------------------------------------------------------------------------------
 
 
 def test_other_options_hold_in_the_session_and_its_runs() -> None:

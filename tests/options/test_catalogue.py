@@ -39,9 +39,6 @@ def refusal(name: str, value: Any) -> OptionError:
     return error.value
 
 
-# --- the paths --------------------------------------------------------------------------------------------------------
-
-
 def test_there_are_146_paths_and_each_has_one_row_dictionaries_before_their_keys() -> None:
     assert len(ROWS) == 146
     assert sorted(paths()) == sorted(ROWS)
@@ -65,9 +62,6 @@ def test_the_devices_defaults_and_values_are_those_of_the_catalogue() -> None:
             found = canonical(path, value)
             assert canonical(path, found) == found, path
             assert not option.choices or found in option.choices, path
-
-
-# --- every value, in every vocabulary ---------------------------------------------------------------------------------
 
 
 def test_every_spelling_takes_every_value_to_the_same_form_dotted_or_in_dictionaries() -> None:
@@ -105,9 +99,6 @@ def test_ge_options_reach_the_options_of_the_catalogue_as_text() -> None:
                 layer = make_layer({"ascend_config": {"ge_options": {"session": {option.ge: text}}}}, "test")
                 found = layer.settings[f"ascend_config.ge_options.session.{option.ge}"]
                 assert (found.option.name, found.value, found.device) == (option.name, final, "ascend")
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 def test_a_value_that_is_no_choice_is_told_with_the_choices_and_a_misspelt_one_is_recognised() -> None:

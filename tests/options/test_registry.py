@@ -98,9 +98,6 @@ def test_paths_enumerations_and_numbers_of_numpy_are_plain_values() -> None:
         problems_of(seed=wrong)
 
 
-# --- files that a value names -----------------------------------------------------------------------------------------
-
-
 def test_a_relative_path_in_a_file_is_looked_for_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "env.json").write_text('{"rdr": {"enable": true}}')
     (tmp_path / "x.yaml").write_text("context:\n  env_config_path: env.json\n")

@@ -51,8 +51,6 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
     assert CPU.read() is None
 
 
-# --- precision --------------------------------------------------------------------------------------------------------
-
 TEXT = '{"precision_mode":"allow_mix_precision_bf16"}'
 
 

@@ -13,9 +13,6 @@ GB = 2**30
 CAPS = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}
 
 
-# --- accelerators -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("outer", "inner"), [("4GB", "8GB"), ("8GB", "4GB")])
 def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     """An inner scope cannot loosen the cap of an outer one; what it asks of the allocator, it can take back."""
@@ -26,9 +23,6 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     assert row.reason.startswith(f"4 GiB: least of {requested} requested, {around} of layer 0; counts torch's")
     found = planned({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}, on="cuda")
     assert found.assignments == {"torch.accelerator.allocator_settings": None, "models.recompute": False}
-
-
-# --- the host ---------------------------------------------------------------------------------------------------------
 
 
 def test_nested_caps_on_a_cpu_all_count() -> None:

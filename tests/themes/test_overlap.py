@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from ranks import two_ranks
 
-# --- what inductor makes of it ----------------------------------------------------------------------------------------
-
 ORDER = """
 import re, warnings
 warnings.simplefilter("ignore")

@@ -30,8 +30,6 @@ std::array<size_t, most_devices> used;
 
 std::array<std::string, 32> compile_options;
 std::array<int64_t, 16> system_options;
-std::array<std::array<uint32_t, 2>, most_devices> device_cores;
-std::map<void*, std::array<uint32_t, 2>> stream_cores;
 constexpr std::array<uint32_t, 2> all_cores = {24, 48};
 
 const char* name(aclCompileOpt option) {
@@ -55,8 +53,6 @@ const char* name(aclSysParamOpt option) {
   static const char* names[] = {"ACL_OPT_DETERMINISTIC", "ACL_OPT_ENABLE_DEBUG_KERNEL", "ACL_OPT_STRONG_CONSISTENCY"};
   return option <= ACL_OPT_STRONG_CONSISTENCY ? names[option] : "?";
 }
-
-const char* name(aclrtDevResLimitType type) { return type == ACL_RT_DEV_RES_CUBE_CORE ? "CUBE" : "VECTOR"; }
 
 const char* name(aclrtMemcpyKind kind) {
   switch (kind) {
@@ -109,7 +105,6 @@ aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version
 }
 
 const char* aclGetRecentErrMsg() { return "the recorder was told to fail"; }
-void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
 
 // --- devices -------------------------------------------------------------------------------------------------------------------
 
@@ -151,9 +146,6 @@ aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
 }
 
 aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) DONE(*value = all_cores[0])
-aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) DONE(*can = 1)
-aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
-aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 
 // --- memory --------------------------------------------------------------------------------------------------------------------
 
@@ -249,7 +241,6 @@ aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return acl
 aclError aclrtDestroyEvent(aclrtEvent event) DONE(std::free(event))
 aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) DONE(*status = ACL_EVENT_RECORDED_STATUS_COMPLETE)
 aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) DONE(*status = ACL_EVENT_WAIT_STATUS_COMPLETE)
-aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) DONE(*ms = 0)
 aclError aclrtSynchronizeStream(aclrtStream) RECORDED()
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t ms) RECORDED(ms)
 aclError aclrtSynchronizeDevice() RECORDED()
@@ -285,51 +276,9 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* actual) {
 
 aclError aclrtGetOpExecuteTimeout(uint32_t* milliseconds) DONE(*milliseconds = op_microseconds / 1000)
 aclError aclrtSetOpWaitTimeout(uint32_t seconds) RECORDED(seconds)
-aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) RECORDED(mode)
-aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t mode) RECORDED(mode)
-aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t on) RECORDED(on)
 aclError aclmdlInitDump() RECORDED()
 aclError aclmdlSetDump(const char* path) RECORDED(path)
 aclError aclmdlFinalizeDump() RECORDED()
-
-aclError aclrtSetDeviceResLimit(int32_t number, aclrtDevResLimitType type, uint32_t cores) {
-  CALLED(number, name(type), cores);
-  device_cores.at(number).at(type) = cores;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtGetDeviceResLimit(int32_t number, aclrtDevResLimitType type, uint32_t* cores) {
-  const uint32_t set = device_cores.at(number).at(type);
-  *cores = set ? set : all_cores.at(type);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtResetDeviceResLimit(int32_t number) {
-  CALLED(number);
-  device_cores.at(number) = {};
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t cores) {
-  CALLED(name(type), cores);
-  stream_cores[stream].at(type) = cores;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtGetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t* cores) {
-  const uint32_t set = stream_cores[stream].at(type);
-  *cores = set ? set : all_cores.at(type);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtResetStreamResLimit(aclrtStream stream) {
-  CALLED();
-  stream_cores.erase(stream);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtUseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }
-aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }
 
 // --- operators that CANN compiles (aclop): their names are logged, and nothing is computed -------------------------------------
 
