@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from msctx.options import OPTIONS, UNSET, Option
+from msctx import plan
+from msctx.options import OPTIONS, UNSET, Option, Settings, make_layer
 from msctx.options.kinds import adapter
 from msctx.shipped import CONFIGS
+from msctx.themes import Facts
 
 DATA = CONFIGS / "files"
 
@@ -21,3 +23,10 @@ def values(option: Option) -> list[Any]:
 
 
 EXAMPLES = {name: example(option) for name, option in OPTIONS.items()}
+
+
+def planned(*layers: dict[str, Any], on: str | tuple[str, ...] = "cpu", **facts: Any) -> plan.Plan:
+    """The plan of options set in scopes inside each other, named by their place, on a machine with these devices."""
+    devices = (on,) if isinstance(on, str) else on
+    made = [make_layer(options, f"layer {place}") for place, options in enumerate(layers)]
+    return plan.make(Settings(made), Facts(devices=devices, **facts))

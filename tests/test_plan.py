@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from samples import DATA, example, values
+from samples import DATA, example, planned, values
 
 import msctx
 from msctx import plan
@@ -22,16 +22,8 @@ from msctx.themes import Facts
 STATUSES = {*plan.DONE, *plan.FAILING}
 
 
-def layered(*layers: dict[str, object]) -> Settings:
-    return Settings([make_layer(layer, f"layer {i}") for i, layer in enumerate(layers)])
-
-
-def make(*layers: dict[str, object], devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
-    return plan.make(layered(*layers), Facts(devices=devices))
-
-
 def test_a_row_tells_everything() -> None:
-    (row,) = make({"session": {"deterministic": 1}}).rows
+    (row,) = planned({"session": {"deterministic": 1}}).rows
     assert row.as_dict() == {
         "option": "deterministic",
         "spelling": "session.deterministic",
@@ -79,7 +71,7 @@ def test_what_a_higher_level_displaces_is_told() -> None:
 
 
 def test_a_row_in_words() -> None:
-    (row,) = make({**REFUSES}).rows
+    (row,) = planned({**REFUSES}).rows
     assert str(row).startswith(f"{REFUSED}=True on cpu: refused: torch 2.13 computes wrong gradients")
 
 
@@ -104,13 +96,13 @@ def test_deprecated_options_are_inert_and_name_what_replaces_them(device: str) -
     ],
 )
 def test_a_missing_target(target: str | None, devices: tuple[str, ...], missing: bool) -> None:
-    found = make({"seed": 0} | ({"device_target": target} if target else {}), devices=devices)
+    found = planned({"seed": 0} | ({"device_target": target} if target else {}), on=devices)
     assert (found.target, found.missing) == (target, missing)
     assert found.as_dict()["target_is_here"] is not missing
 
 
 def test_sources_name_the_spellings_that_set_a_switch() -> None:
-    found = make({"session": {"deterministic": 1}, "seed": 0}, {"seed_scope": True})
+    found = planned({"session": {"deterministic": 1}, "seed": 0}, {"seed_scope": True})
     assert found.sources["torch.deterministic"] == {"session.deterministic"}
     assert found.sources["rng.saved"] == {"seed", "seed_scope"}
     assert found.sources["rng.seed"] == {"seed"}
@@ -137,7 +129,7 @@ FAILING += [["it holds", {"graph_kernel_flags": f"--opt_level=1 {' '.join(HOLD.s
 def test_what_has_no_effect_where_it_counts() -> None:
     for why, options, devices, failing in FAILING:
         for more in ({}, {"strict": True}):
-            found = make({**options, **more}, devices=tuple(devices))
+            found = planned({**options, **more}, on=tuple(devices))
             assert [r.device for r in found.failing] == failing, (why, options)
             assert found.strict is bool(more)
 
@@ -194,13 +186,13 @@ def assert_agreed(found: plan.Plan) -> None:
 def test_devices_agree_about_each_value() -> None:
     for option in OPTIONS.values():
         for value in values(option):
-            assert_agreed(make({option.name: value}, devices=DEVICES))
+            assert_agreed(planned({option.name: value}, on=DEVICES))
 
 
 def test_devices_agree_where_one_has_a_setting_of_its_own() -> None:
     own = {"ascend_config.parallel_speed_up_json_path.recompute_comm_overlap": True}
     for more in ({}, {"parallel_speed_up_json_path": str(DATA / "parallel_speed_up.json")}):
-        assert_agreed(make({**more, **own}, devices=DEVICES))
+        assert_agreed(planned({**more, **own}, on=DEVICES))
 
 
 def test_where_devices_share_a_switch_the_main_one_decides() -> None:
@@ -208,7 +200,7 @@ def test_where_devices_share_a_switch_the_main_one_decides() -> None:
     for option in OPTIONS.values():
         for group, whole, own in itertools.product(option.groups, values(option), values(option)):
             try:
-                found = make({option.name: whole, f"{group}.{option.name}": own}, devices=DEVICES)
+                found = planned({option.name: whole, f"{group}.{option.name}": own}, on=DEVICES)
             except OptionError:  # a group of no device, or values that exclude each other
                 continue
             assert_agreed(found)
@@ -217,7 +209,7 @@ def test_where_devices_share_a_switch_the_main_one_decides() -> None:
 @pytest.mark.parametrize(("target", "postponed", "loser"), [("CPU", False, "ascend"), ("Ascend", True, "cpu")])
 def test_the_row_that_lost_a_shared_switch_names_the_winner(target: str, postponed: bool, loser: str) -> None:
     name = "parallel_speed_up_json_path.enable_grad_comm_opt"
-    found = make({"device_target": target, name: True, f"ascend_config.{name}": False}, devices=("cpu", "ascend"))
+    found = planned({"device_target": target, name: True, f"ascend_config.{name}": False}, on=("cpu", "ascend"))
     assert found.assignments["models.gradients_postponed"] is postponed
     (row,) = [row for row in found.rows if row.option == name and row.device == loser and not row.winner]
     assert (row.status, row.assignments) == ("inert", {})

@@ -67,11 +67,6 @@ def test_a_function_takes_one_value(args: tuple[Any, ...], named: dict[str, Any]
         msctx.device_context.gpu.op_tuning.conv_fprop_algo(*args, **named)
 
 
-def test_an_argument_may_be_named_as_mindspore_names_it() -> None:
-    msctx.device_context.gpu.op_tuning.conv_fprop_algo(mode="fft")
-    assert msctx.get_context("gpu_config.conv_fprop_algo") == "fft"
-
-
 def test_functions_act_at_once_and_are_taken_back() -> None:
     import torch
 
@@ -82,30 +77,20 @@ def test_functions_act_at_once_and_are_taken_back() -> None:
     assert torch.are_deterministic_algorithms_enabled()
     msctx.set_deterministic(False)
     assert not torch.are_deterministic_algorithms_enabled()
+    msctx.device_context.gpu.op_tuning.conv_fprop_algo(mode="fft")
+    msctx.set_recursion_limit(2000)
+    msctx.runtime.launch_blocking()
+    msctx.runtime.set_memory(increase_size="4GB", optimize_level="O1")
+    for name in ("CPU", "cpu"):
+        msctx.set_device(name)
+        assert msctx.get_current_device() == ("CPU", 0)
+    found = {"gpu_config.conv_fprop_algo": "fft", "max_call_depth": 2000, "pynative_synchronize": True}
+    found |= {"mempool_block_size": 4 * 2**30, "memory_optimize_level": "O1"}
+    assert {name: msctx.get_context(name) for name in found} == found
     msctx.reset_context()
     assert torch.get_num_threads() == before
-
-
-def test_set_device() -> None:
-    msctx.set_device("CPU")
-    assert msctx.get_current_device() == ("CPU", 0)
-    msctx.set_device("CPU", 0)
-    msctx.set_device("cpu")
     with pytest.raises(OptionError, match="did you mean 'CPU'"):
         msctx.set_device("cpus")
-
-
-def test_set_recursion_limit_and_launch_blocking() -> None:
-    msctx.set_recursion_limit(2000)
-    assert msctx.get_context("max_call_depth") == 2000
-    msctx.runtime.launch_blocking()
-    assert msctx.get_context("pynative_synchronize") is True
-
-
-def test_set_memory() -> None:
-    msctx.runtime.set_memory(increase_size="4GB", optimize_level="O1")
-    assert msctx.get_context("mempool_block_size") == 4 * 2**30
-    assert msctx.get_context("memory_optimize_level") == "O1"
     with pytest.raises(OptionError, match="init_size") as error:
         msctx.runtime.set_memory(init_size="2GB", huge_page_reserve_size="1GB")
     assert len(error.value.problems) == 2

@@ -1,7 +1,5 @@
 """A made-up library for the tests of ledger.py."""
 
-from collections.abc import Iterator
-
 import pytest
 from fake_switches import FOUND, Globals
 
@@ -10,7 +8,7 @@ from msctx.context.ledger import HELD
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Globals]:
+def library(monkeypatch):
     found = Globals("a", "b", "c")
     monkeypatch.setattr(ledger, "SWITCHES", {name: found.switch(name) for name in found})
     yield found
@@ -18,7 +16,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Globals]:
 
 
 @pytest.fixture
-def base(library: Globals) -> Iterator[ledger.Hold]:
+def base(library):
     """A base over that library; it is taken away."""
     hold = ledger.Hold("set_context", base=True)
     yield hold

@@ -2,15 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from msctx.context import ledger
 from msctx.switches import Switch
-
-Held = Callable[..., AbstractContextManager[ledger.Hold]]
 
 
 class Globals(dict[str, Any]):

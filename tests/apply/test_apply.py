@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import OwnError, State, in_thread
-from fake_switches import FOUND, NEW, Globals, change_one
+from context_helpers import OwnError, in_thread
+from fake_switches import FOUND, NEW, change_one
 
 import msctx
 from msctx.context import ledger, session
@@ -13,7 +13,7 @@ from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
 
 
-def test_restores_in_reverse_order(library: Globals) -> None:
+def test_restores_in_reverse_order(library):
     hold = ledger.apply(NEW, ledger.Hold("one"))
     assert library == NEW
     ledger.undo(hold)
@@ -21,7 +21,7 @@ def test_restores_in_reverse_order(library: Globals) -> None:
     assert library.log == [("a", 1), ("b", 2), ("c", 3), ("c", "c found"), ("b", "b found"), ("a", "a found")]
 
 
-def test_a_value_already_in_force_is_not_written(library: Globals) -> None:
+def test_a_value_already_in_force_is_not_written(library):
     ledger.undo(ledger.apply({"a": "a found"}, ledger.Hold("one")))
     assert ("a", "a found") not in library.log[:-1]
     assert library == FOUND
@@ -29,7 +29,7 @@ def test_a_value_already_in_force_is_not_written(library: Globals) -> None:
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyboardInterrupt, SystemExit])
-def test_a_write_that_raises_undoes_the_earlier_ones(library: Globals, at: str, error: type[BaseException]) -> None:
+def test_a_write_that_raises_undoes_the_earlier_ones(library, at, error):
     def fail(name: str, value: Any) -> None:
         if name == at and value == NEW[at]:
             library[name] = "half written"
@@ -41,7 +41,7 @@ def test_a_write_that_raises_undoes_the_earlier_ones(library: Globals, at: str, 
     assert library == FOUND
 
 
-def test_a_switch_that_keeps_another_value_is_an_error(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_keeps_another_value_is_an_error(library, monkeypatch):
     change_one(monkeypatch, "b", write=lambda value: library.update(b=str(value).upper()))
     with pytest.raises(SwitchError, match=r"b did not take 'x': it reads 'X'\. Nothing was changed\."):
         ledger.apply({"a": 1, "b": "x", "c": 3}, ledger.Hold("one"))
@@ -50,7 +50,7 @@ def test_a_switch_that_keeps_another_value_is_an_error(library: Globals, monkeyp
     assert ("c", 3) not in library.log
 
 
-def test_one_failing_restore_does_not_keep_the_others(library: Globals) -> None:
+def test_one_failing_restore_does_not_keep_the_others(library):
     def fail(name: str, value: Any) -> None:
         if (name, value) == ("b", "b found"):
             raise RuntimeError("b is stuck")
@@ -64,9 +64,7 @@ def test_one_failing_restore_does_not_keep_the_others(library: Globals) -> None:
 
 @pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], strict: bool
-) -> None:
+def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(monkeypatch, error, strict):
     def stuck(state: Any) -> None:
         torch.set_num_threads(state[0])
         raise RuntimeError("stuck")
@@ -82,7 +80,7 @@ def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(
     assert not HELD
 
 
-def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
+def test_a_foreign_change_in_a_with_block(exact_state):
     before = exact_state()
     with (
         pytest.warns(
@@ -97,7 +95,7 @@ def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     assert exact_state() == before
 
 
-def test_a_switch_of_the_process_has_one_thread_at_a_time(library: Globals) -> None:
+def test_a_switch_of_the_process_has_one_thread_at_a_time(library):
     hold = ledger.apply({"a": 1}, ledger.Hold("with-block at one.py:1"))
     before = dict(library)
     with pytest.raises(ScopeError, match=r"other: a belongs to the whole process, and the with-block at one\.py:1 of another"):
@@ -110,7 +108,7 @@ def test_a_switch_of_the_process_has_one_thread_at_a_time(library: Globals) -> N
     assert library == FOUND
 
 
-def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: ledger.Hold, library: Globals) -> None:
+def test_a_change_of_the_base_is_undone_past_what_cannot_be(base, library):
     def stuck(name: str, value: object) -> None:
         if (name, value) in (("c", 3), ("b", "b found")):
             raise RuntimeError("stuck")
@@ -124,7 +122,7 @@ def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: ledger.Hold, l
     library.update(FOUND)
 
 
-def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_gives_back_what_it_can(library, monkeypatch):
     own = library.switch("a", scope="thread")
     rows = {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}}
     monkeypatch.setattr(ledger, "SWITCHES", rows)

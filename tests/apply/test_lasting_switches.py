@@ -3,20 +3,19 @@
 import warnings
 
 import pytest
-from context_helpers import Passes
-from fake_switches import FOUND, NEW, Globals, change_one
+from fake_switches import FOUND, NEW, change_one
 
 from msctx.context import ledger
 from msctx.errors import MsctxWarning, StrictError
 
 
 @pytest.fixture
-def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
+def lasting(library, monkeypatch):
     change_one(monkeypatch, "b", restore="it is read only before the flood")
     return library
 
 
-def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
+def test_a_lasting_switch_stays_and_says_so_once(lasting):
     with pytest.warns(MsctxWarning, match="b=2, if it can still be set, stays after this with-block") as told:
         ledger.undo(ledger.apply(NEW, ledger.Hold("one")))
     assert len(told) == 1
@@ -26,7 +25,7 @@ def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
     assert lasting == {**FOUND, "b": 2}
 
 
-def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
+def test_a_lasting_switch_is_refused_under_strict(lasting):
     with pytest.raises(StrictError, match="b cannot be restored"):
         ledger.apply(NEW, ledger.Hold("one"), strict=True)
     assert lasting == FOUND
@@ -35,7 +34,7 @@ def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
     ledger.undo(ledger.apply(NEW, ledger.Hold("one"), strict=True))  # it has the value already: nothing would stay
 
 
-def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> None:
+def test_the_base_sets_a_lasting_switch_without_a_warning(lasting):
     base = ledger.Hold("set_context", base=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -44,7 +43,7 @@ def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> N
     assert lasting == {**FOUND, "b": 2}
 
 
-def test_what_takes_effect_early_is_written_first(lasting: Globals) -> None:
+def test_what_takes_effect_early_is_written_first(lasting):
     """Another switch, such as the device, may be what comes too late for it."""
     with pytest.warns(MsctxWarning, match="stays"):
         ledger.undo(ledger.apply({"a": 1, "b": 2, "c": 3}, ledger.Hold("one")))
@@ -56,7 +55,7 @@ def test_what_takes_effect_early_is_written_first(lasting: Globals) -> None:
     ledger.apply({}, base)
 
 
-def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Globals) -> None:
+def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning, match="stays after this with-block"):
@@ -130,5 +129,5 @@ for check in (of_a_with_block, of_set_context, under_a_warning_that_is_an_error)
 """
 
 
-def test_the_number_of_inter_op_threads_stays(passes: Passes) -> None:
+def test_the_number_of_inter_op_threads_stays(passes):
     passes(INTEROP)

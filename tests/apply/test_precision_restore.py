@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import Passes, State
+from context_helpers import State
 from fake_switches import Held
 from old_precision import old_flags, old_getters, precision_nodes, put_precision_back
 
@@ -69,9 +69,7 @@ REQUESTED = [
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_each_state_comes_back_and_the_old_api_answers_where_it_did(
-    held: Held, torch_as_found: None, exact_state: State, start: str
-) -> None:
+def test_each_state_comes_back_and_the_old_api_answers_where_it_did(held, torch_as_found, exact_state, start):
     found = old_flags(), precision_nodes()
     for requested, seen in product(REQUESTED, (False, True)):
         STARTS[start]()
@@ -105,7 +103,7 @@ def check_answers(held: Held, exact_state: State, requested: dict[str, bool], *,
             assert all(answered for name, answered in inside.items() if names in name), inside
 
 
-def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(torch_as_found: None) -> None:
+def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(torch_as_found):
     """Whatever scope ends first: the parent's other child belongs to another switch."""
     matmul = torch.backends.cuda.matmul
     torch.backends.fp32_precision = "tf32"
@@ -131,7 +129,7 @@ if not follows_generic():
 """
 
 
-def test_cudnns_first_state_stays_or_is_restored_or_the_loss_is_reported(passes: Passes) -> None:
+def test_cudnns_first_state_stays_or_is_restored_or_the_loss_is_reported(passes):
     """Exact, or reported: by a warning, or in the plan; never a silent difference."""
     code = """
 msctx.state()

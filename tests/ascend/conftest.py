@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from interpreter import Interpreter
 
 Run = Callable[..., str]
-Variables = Callable[..., dict[str, str]]
 END = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"
 """Python takes two seconds to take torch_npu apart; the fresh processes do."""
 PREPARE = "import torch, torch_npu, msctx\nfrom boundary import calls, fail"
@@ -43,7 +42,7 @@ def recorded():
 
 
 @pytest.fixture(scope="session")
-def ascend_machine(native_core: None) -> Variables:
+def ascend_machine(native_core):
     """The variables of a process on such a machine, by what it is to have; compiled and fetched once."""
     try:
         machine.recorder()
@@ -58,7 +57,7 @@ def ascend_machine(native_core: None) -> Variables:
 
 
 @pytest.fixture(scope="session")
-def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpreter]]:
+def _interpreters(ascend_machine):
     """One for each chip and version of CANN, since torch_npu requests some versions when it is imported; *more*: prepared too."""
     found: dict[tuple[str, str, str], Interpreter] = {}
 
@@ -73,7 +72,7 @@ def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpret
 
 
 @pytest.fixture
-def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter], passed: Callable[..., str]) -> Run:
+def ascend(ascend_machine, _interpreters, passed):
     """Run a case, which has torch, torch_npu, msctx, calls() and fail(); returns what it printed. No device is initialised yet.
 
     *prepare* is code that many cases begin with, and that initialises no device either: imports.
@@ -89,17 +88,17 @@ def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter],
 
 
 @pytest.fixture
-def graphs(ascend: Run) -> Run:
+def graphs(ascend):
     return lambda code: ascend(code, prepare="import torch._dynamo, torch._inductor.compile_fx, torchair")
 
 
 @pytest.fixture
-def compiling(graphs: Run) -> Run:
+def compiling(graphs):
     return lambda code: graphs(COMPILE + code)
 
 
 @pytest.fixture
-def ascend_fresh(ascend_machine: Variables, passed: Callable[..., str]) -> Run:
+def ascend_fresh(ascend_machine, passed):
     """The same for a command of Python's, such as ``-m msctx doctor`` or ``-c CODE``, where nothing has been imported."""
 
     def run(*command: str, timeout: float = 300, cwd: Path = machine.ROOT, **more: Any) -> str:

@@ -1,11 +1,8 @@
 """What Dynamo captures for torchair under options: the operators of each graph that is loaded, and those that run outside of one."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 MODEL = """
 import os, tempfile, warnings
@@ -50,11 +47,11 @@ def refused(**options):
 
 
 @pytest.fixture
-def capturing(graphs: Run) -> Run:
+def capturing(graphs):
     return lambda code: graphs(MODEL + code)
 
 
-def test_what_cannot_be_captured_splits_the_graph_or_keeps_all_from_the_engine(capturing: Run) -> None:
+def test_what_cannot_be_captured_splits_the_graph_or_keeps_all_from_the_engine(capturing):
     capturing("""
 (whole,) = reached(jit_syntax_level="STRICT")
 assert "MatMulV2" in whole and "Relu" in whole, whole
@@ -66,7 +63,7 @@ assert "print" in refused(jit_syntax_level="STRICT")
 """)
 
 
-def test_sizes_that_may_change_are_open_in_the_graph(capturing: Run) -> None:
+def test_sizes_that_may_change_are_open_in_the_graph(capturing):
     capturing("""
 with msctx.context(compile_dynamic_mode=True):
     for count in (2, 3):
@@ -77,7 +74,7 @@ with msctx.context(compile_dynamic_mode=True):
 """)
 
 
-def test_a_range_of_sizes_is_one_graph_or_one_for_each(capturing: Run) -> None:
+def test_a_range_of_sizes_is_one_graph_or_one_for_each(capturing):
     capturing("""
 ranges = {"dynamic_input": True, "dynamic_inputs_shape_range": "getnext:[2~9,4]"}
 lazy = {**ranges, "dynamic_graph_execute_mode": "lazy_recompile"}
@@ -96,7 +93,7 @@ for options in (ranges, lazy):
 """)
 
 
-def test_one_side_of_a_region_is_a_graph_and_the_other_runs_by_operator(capturing: Run) -> None:
+def test_one_side_of_a_region_is_a_graph_and_the_other_runs_by_operator(capturing):
     capturing("""
 region = {"in_out_pair": "[['1'], ['1']]", "mix_compile_mode": True}
 for gradients in (False, True):
@@ -108,7 +105,7 @@ for gradients in (False, True):
 """)
 
 
-def test_a_pass_replaces_its_pattern_before_torchair_gets_the_graph(capturing: Run) -> None:
+def test_a_pass_replaces_its_pattern_before_torchair_gets_the_graph(capturing):
     capturing("""
 class Clips(torch.nn.Module):
     def forward(self, x):
@@ -122,7 +119,7 @@ assert count() == 2
 """)
 
 
-def test_the_level_of_fusion_decides_whether_there_is_a_graph(capturing: Run) -> None:
+def test_the_level_of_fusion_decides_whether_there_is_a_graph(capturing):
     capturing("""
 eager = ["aclnnAddmm", "aclnnRelu", "aclnnAddmm"]
 with msctx.context(graph_kernel_flags="--opt_level=0"):
@@ -137,7 +134,7 @@ with msctx.context(enable_graph_kernel=False):
 """)
 
 
-def test_files_and_logs_of_what_is_captured(capturing: Run) -> None:
+def test_files_and_logs_of_what_is_captured(capturing):
     capturing("""
 import logging
 from pathlib import Path
@@ -156,7 +153,7 @@ assert told == {"_dynamo", "_functorch"}, told
 """)
 
 
-def test_what_is_only_compiled_reaches_nothing_and_returns_nothing(capturing: Run) -> None:
+def test_what_is_only_compiled_reaches_nothing_and_returns_nothing(capturing):
     """torchair compiles a graph when it first runs, so that there is no graph either: the plan reports that."""
     capturing("""
 x = torch.ones(2, 4).npu()

@@ -29,7 +29,7 @@ def _without_a_case() -> list[str]:
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
-def test_each_option_has_a_case_or_a_reason() -> None:
+def test_each_option_has_a_case_or_a_reason():
     reasons = _without_a_case()
     assert len(reasons) == len(set(reasons))
     assert _applied() - _set_in_cases() == set(reasons)

@@ -25,7 +25,7 @@ OF_CANN = {"TE_PARALLEL_COMPILER", "HCCL_DETERMINISTIC"}
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
+def wheel():
     try:
         return machine.wheel() / "torch_npu"
     except machine.NotHere as why:
@@ -76,7 +76,7 @@ def _sent() -> dict[str, set[str]]:
     return found
 
 
-def test_every_key_is_an_option_of_torch_npu(wheel: Path) -> None:
+def test_every_key_is_an_option_of_torch_npu(wheel):
     there = set(_allowed(wheel)) | set(_texts(_tree(wheel / "npu/npu_config.py")))
     ours = {text for path in (PACKAGE / "switches").glob("*.py") for text in _texts(_tree(path)) if KEY.fullmatch(text)}
     assert ours >= set(_keys_of_switches().values()) >= {"ACL_PRECISION_MODE", "ACL_OP_COMPILER_CACHE_DIR"}
@@ -84,7 +84,7 @@ def test_every_key_is_an_option_of_torch_npu(wheel: Path) -> None:
     assert ours - variables - there - {"ACL_OP_COMPILER_CACHE_MODE", "ACL_OP_COMPILER_CACHE_DIR"} == set()
 
 
-def test_every_value_is_one_that_torch_npu_allows(wheel: Path) -> None:
+def test_every_value_is_one_that_torch_npu_allows(wheel):
     allowed, keys = _allowed(wheel), _keys_of_switches()
     sent = {keys[switch]: given for switch, given in _sent().items() if switch in keys}
     assert {"ACL_PRECISION_MODE", "ACL_OP_SELECT_IMPL_MODE", "ACL_OP_COMPILER_CACHE_MODE"} <= sent.keys()
@@ -92,7 +92,7 @@ def test_every_value_is_one_that_torch_npu_allows(wheel: Path) -> None:
     assert {key: given for key, given in wrong.items() if given} == {}
 
 
-def test_every_name_of_torch_npu_is_there(wheel: Path) -> None:
+def test_every_name_of_torch_npu_is_there(wheel):
     """``npu().name`` in the switches, and what those that CUDA and Ascend share call of both."""
     (shown,) = (
         ast.literal_eval(node.value)
@@ -109,7 +109,7 @@ def test_every_name_of_torch_npu_is_there(wheel: Path) -> None:
     assert used - set(shown) - classes == set()
 
 
-def test_variables_and_settings_of_the_allocator_are_read_by_the_library(wheel: Path) -> None:
+def test_variables_and_settings_of_the_allocator_are_read_by_the_library(wheel):
     variables = {
         text
         for path in (PACKAGE / "switches").glob("*.py")
@@ -123,7 +123,7 @@ def test_variables_and_settings_of_the_allocator_are_read_by_the_library(wheel: 
     assert missing == set()
 
 
-def test_every_key_of_the_graph_engine_is_in_its_headers_or_in_torchair(wheel: Path) -> None:
+def test_every_key_of_the_graph_engine_is_in_its_headers_or_in_torchair(wheel):
     ours = {OPTIONS[name].ge for name in session.SENT} | common.PINNED.keys() | {*DUMPS, ALLOW_HF32, common.ALLOW_HF32}
     assert {"ge.jit_compile", "ac_parallel_enable", "ge.fusionSwitchFile", "ge.exec.dumpPath"} <= ours
     sources = (wheel / "include/ge/ge_api_types.h", *(wheel / "dynamo/torchair").rglob("*.py"))

@@ -1,15 +1,12 @@
 """deterministic: what each operator is given, by the version of CANN; and what torch_npu does not do."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
 @pytest.mark.parametrize(("soc", "cann"), [("Ascend910B1", "8.5.0"), ("Ascend910_9391", "9.1.0")])
-def test_it_reaches_each_operator_and_hccl(ascend: Run, soc: str, cann: str) -> None:
+def test_it_reaches_each_operator_and_hccl(ascend, soc, cann):
     ascend(
         """
         a = torch.randn(4, 4).npu()
@@ -42,7 +39,7 @@ def test_it_reaches_each_operator_and_hccl(ascend: Run, soc: str, cann: str) -> 
 
 
 @pytest.mark.parametrize(("soc", "cann"), [("Ascend910A", "8.0.0"), ("Ascend910B1", "8.3.0")])
-def test_before_cann_8_5_it_is_refused_since_torch_npu_switches_it_off_again(ascend: Run, soc: str, cann: str) -> None:
+def test_before_cann_8_5_it_is_refused_since_torch_npu_switches_it_off_again(ascend, soc, cann):
     ascend(
         """
         with msctx.context(deterministic="ON") as ctx:
@@ -59,7 +56,7 @@ def test_before_cann_8_5_it_is_refused_since_torch_npu_switches_it_off_again(asc
     )
 
 
-def test_what_only_the_start_of_the_device_reads_is_not_set_late(ascend: Run) -> None:
+def test_what_only_the_start_of_the_device_reads_is_not_set_late(ascend):
     ascend("""
         import os, warnings
         with msctx.context(deterministic="ON"):
@@ -75,7 +72,7 @@ def test_what_only_the_start_of_the_device_reads_is_not_set_late(ascend: Run) ->
     """)
 
 
-def test_a_group_that_is_there_gets_it_from_torch_npu_and_the_variable_stays_unset(ascend: Run) -> None:
+def test_a_group_that_is_there_gets_it_from_torch_npu_and_the_variable_stays_unset(ascend):
     """HCCL would ignore torch_npu's call where the variable is set, and has not read it any more by then."""
     ascend("""
         import os, warnings
@@ -103,7 +100,7 @@ def test_a_group_that_is_there_gets_it_from_torch_npu_and_the_variable_stays_uns
     """)
 
 
-def test_torch_npu_fills_no_new_memory_which_the_plan_reports(ascend: Run) -> None:
+def test_torch_npu_fills_no_new_memory_which_the_plan_reports(ascend):
     ascend("""
         torch.npu.set_device(0)
         rows = msctx.explain(deterministic="ON", fill_uninitialized_memory=True, device="ascend").rows

@@ -1,14 +1,11 @@
 """The device itself: which one is current, that nothing initialises it by looking, waiting after each operator, seeds."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
-def test_looking_never_initialises_the_device(ascend: Run) -> None:
+def test_looking_never_initialises_the_device(ascend):
     ascend("""
         msctx.state()
         msctx.devices.facts()
@@ -21,7 +18,7 @@ def test_looking_never_initialises_the_device(ascend: Run) -> None:
 
 
 @pytest.mark.parametrize(("second", "first"), [("device_id=1", "device_id=0"), ("session_device_id=1", "session_device_id=0")])
-def test_the_current_device_is_set_and_put_back(ascend: Run, second: str, first: str) -> None:
+def test_the_current_device_is_set_and_put_back(ascend, second, first):
     ascend(f"""
         with msctx.context(device_target="Ascend", {second}, default_device=True) as ctx:
             assert str(ctx.device) == "npu:1" and torch.npu.current_device() == 1
@@ -36,7 +33,7 @@ def test_the_current_device_is_set_and_put_back(ascend: Run, second: str, first:
     """)
 
 
-def test_a_device_that_is_not_there_is_an_error_before_anything_is_changed(ascend: Run) -> None:
+def test_a_device_that_is_not_there_is_an_error_before_anything_is_changed(ascend):
     ascend(
         """
         before = msctx.state()
@@ -52,7 +49,7 @@ def test_a_device_that_is_not_there_is_an_error_before_anything_is_changed(ascen
     )
 
 
-def test_the_host_waits_after_each_operator(ascend: Run) -> None:
+def test_the_host_waits_after_each_operator(ascend):
     ascend("""
         import boundary
         a = torch.randn(4, 4).npu().requires_grad_()
@@ -75,7 +72,7 @@ def test_the_host_waits_after_each_operator(ascend: Run) -> None:
     """)
 
 
-def test_seeds_reach_the_generator_of_the_device_and_its_state_is_put_back(ascend: Run) -> None:
+def test_seeds_reach_the_generator_of_the_device_and_its_state_is_put_back(ascend):
     ascend("""
         with msctx.context(seed=3):
             assert not torch.npu.is_initialized() and torch.npu.initial_seed() == 3
@@ -88,7 +85,7 @@ def test_seeds_reach_the_generator_of_the_device_and_its_state_is_put_back(ascen
     """)
 
 
-def test_each_rank_seeds_the_generator_of_its_device(ascend: Run) -> None:
+def test_each_rank_seeds_the_generator_of_its_device(ascend):
     ascend("""
         import os
         torch.npu.set_device(0)
@@ -104,7 +101,7 @@ def test_each_rank_seeds_the_generator_of_its_device(ascend: Run) -> None:
     """)
 
 
-def test_a_program_that_is_kept_off_the_accelerator_reaches_nothing_of_it(ascend: Run) -> None:
+def test_a_program_that_is_kept_off_the_accelerator_reaches_nothing_of_it(ascend):
     ascend("""
         for on, kind in ((False, "cpu"), (True, "npu")):
             with msctx.context(device_target="Ascend", default_device=True, use_off_line=on) as ctx:
@@ -117,7 +114,7 @@ def test_a_program_that_is_kept_off_the_accelerator_reaches_nothing_of_it(ascend
 
 
 @pytest.mark.parametrize(("soc", "cann"), [("Ascend910B1", "8.5.0"), ("Ascend910A", "8.0.0"), ("Ascend910_9391", "9.1.0")])
-def test_what_is_read_before_the_device_is_initialised_holds_afterwards(ascend: Run, soc: str, cann: str) -> None:
+def test_what_is_read_before_the_device_is_initialised_holds_afterwards(ascend, soc, cann):
     """torch_npu sets some options itself when it initialises: what it will set is what is read."""
     ascend(
         """

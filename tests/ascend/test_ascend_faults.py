@@ -1,14 +1,11 @@
 """A call that fails half-way through entering or leaving a context leaves everything as it was found."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
-def test_when_cann_takes_no_option_all_is_as_it_was(ascend: Run) -> None:
+def test_when_cann_takes_no_option_all_is_as_it_was(ascend):
     ascend("""
         import os
         torch.ones(3, device="npu").sort()  # from now on CANN gets options of compiled operators at once
@@ -34,7 +31,7 @@ def test_when_cann_takes_no_option_all_is_as_it_was(ascend: Run) -> None:
     """)
 
 
-def test_when_the_device_cannot_be_set_all_is_as_it_was(ascend: Run) -> None:
+def test_when_the_device_cannot_be_set_all_is_as_it_was(ascend):
     ascend("""
         import os
         torch.npu.set_device(0)

@@ -1,15 +1,11 @@
 """Graphs that torchair hands to CANN's graph engine: the options that go with each, with the engine, and which weights are frozen."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
-def test_options_of_graphs_reach_the_graph_engine(compiling: Run) -> None:
+def test_options_of_graphs_reach_the_graph_engine(compiling):
     compiling("""
 with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_options={"session": {"ge.new": "x"}}):
     found = sent("AddGraph", compiled())
@@ -22,7 +18,7 @@ assert "ge.new" not in found
 """)
 
 
-def test_the_engine_is_initialised_once(compiling: Run) -> None:
+def test_the_engine_is_initialised_once(compiling):
     compiling("""
 import warnings
 msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
@@ -40,7 +36,7 @@ assert sent("AddGraph", compiled())
 """)
 
 
-def test_dumps_and_tuning_of_graphs(compiling: Run) -> None:
+def test_dumps_and_tuning_of_graphs(compiling):
     compiling("""
 import json, os, tempfile
 from pathlib import Path
@@ -93,7 +89,7 @@ assert len(tuned) == 3
 """)
 
 
-def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
+def test_graph_mode_goes_to_torchair(ascend):
     ascend("""
         import contextlib, os, pathlib, tempfile
         model = torch.nn.Linear(4, 4).npu()
@@ -140,7 +136,7 @@ WITH_GRAPHS = (
 )
 
 
-def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(compiling: Run) -> None:
+def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(compiling):
     compiling(f"""
 import os, tempfile
 os.chdir(tempfile.mkdtemp())
@@ -157,7 +153,7 @@ for options, inside in {WITH_GRAPHS}:
 """)
 
 
-def test_hf32_goes_with_each_graph(compiling: Run) -> None:
+def test_hf32_goes_with_each_graph(compiling):
     """torchair sends it to the engine alone, as it is with the first graph."""
     compiling("""
 KEY = "ge.exec.allow_hf32"  # convolutions, products
@@ -175,7 +171,7 @@ with msctx.context(conv_allow_hf32=False):
 """)
 
 
-def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(compiling: Run, tmp_path: Path) -> None:
+def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(compiling, tmp_path):
     compiling(f"""
 import warnings
 from pathlib import Path
@@ -206,7 +202,7 @@ assert not any("too late" in text for text in messages), messages
 """)
 
 
-def test_the_engine_counts_what_it_fuses_as_the_option_has_it(compiling: Run) -> None:
+def test_the_engine_counts_what_it_fuses_as_the_option_has_it(compiling):
     compiling("""
 msctx.set_context(ge_options={"global": {"ge.exportCompileStat": "0"}})
 found = compiled()
@@ -240,7 +236,7 @@ def sent(rows=2, **options):
 """
 
 
-def test_frozen_weights_are_named_to_the_engine(graphs: Run) -> None:
+def test_frozen_weights_are_named_to_the_engine(graphs):
     graphs(
         MODULES
         + """
@@ -254,7 +250,7 @@ assert frozen() == ("0", ["0"] * 5)
     )
 
 
-def test_each_gear_is_a_graph_and_other_shapes_reach_no_engine(graphs: Run) -> None:
+def test_each_gear_is_a_graph_and_other_shapes_reach_no_engine(graphs):
     graphs(
         MODULES
         + """
@@ -281,7 +277,7 @@ assert "[3, 4]" in sent(3)["ge.inputHintShape"]
     )
 
 
-def test_torchs_cache_of_graphs_sends_nothing_to_cann(compiling: Run) -> None:
+def test_torchs_cache_of_graphs_sends_nothing_to_cann(compiling):
     """enable_compile_cache keeps what inductor makes; the caches of CANN stay as the options of that name have them."""
     compiling("""
 import os, tempfile

@@ -1,13 +1,11 @@
 """What reaches HCCL of a group, and when DDP has its gradients reduced."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
 
 
-def test_gradients_are_reduced_beside_the_backward_pass_after_it_or_together(ascend: Callable[..., str]) -> None:
+def test_gradients_are_reduced_beside_the_backward_pass_after_it_or_together(ascend):
     """Without torch_npu's queue of calls, from which collectives and operators arrive in no certain order."""
     ascend(
         """

@@ -1,11 +1,8 @@
 """Options of device memory: the cap is torch_npu's, the settings of the allocator show in what it asks CANN for."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 SEGMENT = """
 def segment(size=5 << 20):
@@ -30,7 +27,7 @@ def model_and_loss(width=8, rows=4):
 """
 
 
-def test_at_the_cap_torch_raises_that_memory_is_out(ascend: Run) -> None:
+def test_at_the_cap_torch_raises_that_memory_is_out(ascend):
     ascend(
         """
         def cap():
@@ -62,7 +59,7 @@ def test_at_the_cap_torch_raises_that_memory_is_out(ascend: Run) -> None:
     )
 
 
-def test_the_cap_is_that_of_the_device_in_use_and_no_other_becomes_current(ascend: Run) -> None:
+def test_the_cap_is_that_of_the_device_in_use_and_no_other_becomes_current(ascend):
     ascend(
         """
         with msctx.context(device_target="Ascend", device_id=1, max_device_memory="0.25GB"):
@@ -81,7 +78,7 @@ def test_the_cap_is_that_of_the_device_in_use_and_no_other_becomes_current(ascen
     )
 
 
-def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -> None:
+def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend):
     ascend("""
         held = torch.empty(512 << 20, dtype=torch.uint8, device="npu")
         before = msctx.state()
@@ -104,7 +101,7 @@ def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -
         ({"mempool_block_size": "1GB", "max_device_memory": "2GB"}, "aclrtMallocAlign32(268435456)"),
     ],
 )
-def test_the_pool_takes_its_memory_as_the_options_have_it(ascend: Run, options: dict[str, object], expected: str) -> None:
+def test_the_pool_takes_its_memory_as_the_options_have_it(ascend, options, expected):
     ascend(f"""
         {SEGMENT.replace(chr(10), chr(10) + "        ")}
         assert segment() == PLAIN
@@ -115,7 +112,7 @@ def test_the_pool_takes_its_memory_as_the_options_have_it(ascend: Run, options: 
     """)
 
 
-def test_memory_that_is_not_reused_goes_back_at_once(ascend: Run) -> None:
+def test_memory_that_is_not_reused_goes_back_at_once(ascend):
     code = """
         with msctx.context(device_target="Ascend", env_config_path={"sys": {"mem_reuse": REUSE}}):
             for _ in range(2):
@@ -127,7 +124,7 @@ def test_memory_that_is_not_reused_goes_back_at_once(ascend: Run) -> None:
     assert ascend(code.replace("REUSE", "True")).split() == ["aclrtMallocAlign32(20971520)"]
 
 
-def test_whether_memory_is_reused_cannot_be_decided_late(ascend: Run) -> None:
+def test_whether_memory_is_reused_cannot_be_decided_late(ascend):
     ascend("""
         import os, warnings
         torch.npu.set_device(0)
@@ -148,7 +145,7 @@ def test_whether_memory_is_reused_cannot_be_decided_late(ascend: Run) -> None:
         ({"memory_optimize_level": "O1"}, ["Addmm", "Addmm", "Addmm", "Addmm"]),  # the second pair computes them again
     ],
 )
-def test_where_tensors_are_shows_in_copies(ascend: Run, options: dict[str, object], evidence: list[str]) -> None:
+def test_where_tensors_are_shows_in_copies(ascend, options, evidence):
     ascend(f"""
         {MODEL.replace(chr(10), chr(10) + "        ")}
         model, loss = model_and_loss(64, 2048)

@@ -1,15 +1,11 @@
 """Options that show or steer what runs, on tensors of the device: what they see of it, and what they add at the boundary."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
-def test_dumps_hold_what_is_on_the_device(ascend: Run, tmp_path: Path) -> None:
+def test_dumps_hold_what_is_on_the_device(ascend, tmp_path):
     ascend(f"""
         import numpy, pathlib
         a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -24,7 +20,7 @@ def test_dumps_hold_what_is_on_the_device(ascend: Run, tmp_path: Path) -> None:
     """)
 
 
-def test_what_is_not_finite_on_the_device_is_named(ascend: Run, tmp_path: Path) -> None:
+def test_what_is_not_finite_on_the_device_is_named(ascend, tmp_path):
     ascend(f"""
         import warnings
         x, y = torch.ones(4, 4).npu(), torch.full((4, 4), float("nan")).npu()
@@ -39,7 +35,7 @@ def test_what_is_not_finite_on_the_device_is_named(ascend: Run, tmp_path: Path) 
     """)
 
 
-def test_an_operator_that_fails_leaves_its_inputs_and_those_before_it(ascend: Run, tmp_path: Path) -> None:
+def test_an_operator_that_fails_leaves_its_inputs_and_those_before_it(ascend, tmp_path):
     ascend(f"""
         import os, pathlib
         os.chdir({str(tmp_path)!r})
@@ -59,7 +55,7 @@ def test_an_operator_that_fails_leaves_its_inputs_and_those_before_it(ascend: Ru
     """)
 
 
-def test_what_is_left_out_of_determinism_runs_without_it(ascend: Run) -> None:
+def test_what_is_left_out_of_determinism_runs_without_it(ascend):
     ascend("""
         layer, x = torch.nn.Linear(4, 4).npu(), torch.randn(4, 4).npu()
         with msctx.context(deterministic="ON", deterministic_except="aten::addmm"):
@@ -72,7 +68,7 @@ def test_what_is_left_out_of_determinism_runs_without_it(ascend: Run) -> None:
     """)
 
 
-def test_the_host_waits_once_for_the_calls_of_a_loop(ascend: Run) -> None:
+def test_the_host_waits_once_for_the_calls_of_a_loop(ascend):
     ascend("""
         import boundary
         x = torch.randn(4, 4).npu()
@@ -86,7 +82,7 @@ def test_the_host_waits_once_for_the_calls_of_a_loop(ascend: Run) -> None:
     """)
 
 
-def test_low_precision_comes_first_in_a_session(ascend: Run) -> None:
+def test_low_precision_comes_first_in_a_session(ascend):
     ascend("""
         import os
         x = torch.randn(4, 4).npu()
@@ -102,7 +98,7 @@ def test_low_precision_comes_first_in_a_session(ascend: Run) -> None:
     """)
 
 
-def test_backward_passes_of_functions_are_checked(ascend: Run) -> None:
+def test_backward_passes_of_functions_are_checked(ascend):
     ascend("""
         class Wrong(torch.autograd.Function):
             @staticmethod
@@ -124,7 +120,7 @@ def test_backward_passes_of_functions_are_checked(ascend: Run) -> None:
     """)
 
 
-def test_prints_show_tensors_of_the_device(ascend: Run, tmp_path: Path) -> None:
+def test_prints_show_tensors_of_the_device(ascend, tmp_path):
     ascend(f"""
         file = {str(tmp_path / "prints")!r}
         with msctx.context(device_target="Ascend", print_file_path=file):
@@ -134,7 +130,7 @@ def test_prints_show_tensors_of_the_device(ascend: Run, tmp_path: Path) -> None:
     """)
 
 
-def test_profiles_hold_what_the_host_calls_and_add_no_call(ascend: Run, tmp_path: Path) -> None:
+def test_profiles_hold_what_the_host_calls_and_add_no_call(ascend, tmp_path):
     ascend(f"""
         import json, os, pathlib
         folder = pathlib.Path({str(tmp_path)!r})

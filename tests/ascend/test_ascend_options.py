@@ -1,14 +1,10 @@
 """Options at the boundary of CANN: the call that arrives, its value, what is put back, and what comes too late."""
 
-from collections.abc import Callable
-
 import pytest
-
-Run = Callable[..., str]
 
 
 @pytest.mark.full
-def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
+def test_jit_compile_is_set_and_put_back(ascend):
     ascend("""
         read = lambda: torch_npu._C._npu_getOption("jitCompile")
         with msctx.context(jit_compile="true"):
@@ -37,9 +33,7 @@ def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
     ("soc", "cann", "precision"),
     [("Ascend910B1", "8.5.0", ()), ("Ascend910A", "8.0.0", ("must_keep_origin_dtype", "allow_fp32_to_fp16"))],
 )
-def test_options_that_were_unset_get_the_value_in_effect_back(
-    ascend: Run, soc: str, cann: str, precision: tuple[str, ...]
-) -> None:
+def test_options_that_were_unset_get_the_value_in_effect_back(ascend, soc, cann, precision):
     """*precision*: what reaches CANN, inside and after; nothing where it is the chip's own."""
     code = """
         requested = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
@@ -61,7 +55,7 @@ def test_options_that_were_unset_get_the_value_in_effect_back(
 
 
 @pytest.mark.full
-def test_what_torch_npu_cannot_switch_off_again_is_reported(ascend: Run) -> None:
+def test_what_torch_npu_cannot_switch_off_again_is_reported(ascend):
     ascend("""
         import tempfile, warnings
         from pathlib import Path
@@ -87,7 +81,7 @@ def test_what_torch_npu_cannot_switch_off_again_is_reported(ascend: Run) -> None
 
 
 @pytest.mark.full
-def test_weights_may_have_a_format_of_the_device(ascend: Run) -> None:
+def test_weights_may_have_a_format_of_the_device(ascend):
     ascend("""
         read = lambda: torch_npu._C._npu_getOption("ALLOW_INTERNAL_FORMAT")
         torch.npu.set_device(0)
@@ -101,7 +95,7 @@ def test_weights_may_have_a_format_of_the_device(ascend: Run) -> None:
     """)
 
 
-def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> None:
+def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend):
     ascend("""
         with msctx.context(op_timeout=9):
             with msctx.context(op_execute_timeout=5):
@@ -126,7 +120,7 @@ def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> No
     """)
 
 
-def test_how_long_streams_and_events_are_waited_for(ascend: Run) -> None:
+def test_how_long_streams_and_events_are_waited_for(ascend):
     ascend("""
         torch.npu.set_device(0)
         stream = torch.npu.current_stream()
@@ -153,7 +147,7 @@ def test_how_long_streams_and_events_are_waited_for(ascend: Run) -> None:
     """)
 
 
-def test_limits_of_hccl_precede_its_first_group(ascend: Run) -> None:
+def test_limits_of_hccl_precede_its_first_group(ascend):
     ascend("""
         import os, warnings
         import torch.distributed as dist
@@ -177,7 +171,7 @@ def test_limits_of_hccl_precede_its_first_group(ascend: Run) -> None:
     """)
 
 
-def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report(ascend: Run) -> None:
+def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report(ascend):
     ascend("""
         import os, warnings
         from torch.distributed import distributed_c10d as c10d
@@ -201,7 +195,7 @@ def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report
 
 
 @pytest.mark.parametrize(("cann", "names_device"), [("8.5.0", True), pytest.param("8.0.0", False, marks=pytest.mark.full)])
-def test_what_cann_writes_of_an_operator_that_fails(ascend: Run, cann: str, names_device: bool) -> None:
+def test_what_cann_writes_of_an_operator_that_fails(ascend, cann, names_device):
     code = """
         import json, os, warnings
         assert msctx.state()["torch.npu.exception_dump"] == "2"
@@ -221,7 +215,7 @@ def test_what_cann_writes_of_an_operator_that_fails(ascend: Run, cann: str, name
 
 
 @pytest.mark.full
-def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
+def test_a_file_of_the_users_own_is_kept_beside_it(ascend):
     ascend("""
         import json, os, tempfile, warnings
         from pathlib import Path

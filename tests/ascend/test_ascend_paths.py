@@ -1,7 +1,6 @@
 """Paths on Ascend: where they lead that CANN and torchair open later, whatever directory the program is in by then."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,12 @@ for folder in (first, second):
 
 
 @pytest.fixture
-def compiling_in_folders(compiling: Run, tmp_path: Path) -> Run:
+def compiling_in_folders(compiling, tmp_path):
     """Run a case with two folders, in which there are the files of fusion switches a.json and b.json."""
     return lambda code: compiling(FOLDERS.format(str(tmp_path)) + code)
 
 
-def test_paths_lead_where_they_did_when_they_were_set(compiling_in_folders: Run) -> None:
+def test_paths_lead_where_they_did_when_they_were_set(compiling_in_folders):
     compiling_in_folders("""
 from torch_npu import _C
 os.chdir(first)
@@ -52,7 +51,7 @@ assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"]
 """)
 
 
-def test_the_same_relative_path_under_another_directory_is_other_code(compiling_in_folders: Run) -> None:
+def test_the_same_relative_path_under_another_directory_is_other_code(compiling_in_folders):
     """Compiled code keeps the place that it was given, and is not run where the text means another one."""
     compiling_in_folders("""
 places = []

@@ -1,12 +1,8 @@
 """Precision policies at device type npu: the dtypes in which operators reach CANN. HF32: the cubeMathType that they get."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 PROGRAM = """
 a, b = torch.randn(8, 8).npu(), torch.randn(8, 8).npu()
@@ -49,9 +45,7 @@ FILES = {
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_policies_are_seen_in_the_dtypes_that_reach_cann(
-    ascend: Run, tmp_path: Path, options: dict[str, object], expected: list[str]
-) -> None:
+def test_policies_are_seen_in_the_dtypes_that_reach_cann(ascend, tmp_path, options, expected):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     options = {name: str(tmp_path / value) if value in FILES else value for name, value in options.items()}
@@ -69,7 +63,7 @@ def test_policies_are_seen_in_the_dtypes_that_reach_cann(
     """)
 
 
-def test_what_has_no_kernel_for_float16_computes_in_float32_where_that_is_asked(ascend: Run) -> None:
+def test_what_has_no_kernel_for_float16_computes_in_float32_where_that_is_asked(ascend):
     ascend("""
         import warnings
         x = (torch.eye(3) * 4).half().npu()
@@ -95,7 +89,7 @@ def test_what_has_no_kernel_for_float16_computes_in_float32_where_that_is_asked(
     """)
 
 
-def test_cube_fp16in_fp32out_rounds_what_products_read(ascend: Run) -> None:
+def test_cube_fp16in_fp32out_rounds_what_products_read(ascend):
     ascend("""
         a, b = torch.randn(32, 32).npu(), torch.randn(32, 32).npu()
         with msctx.context(device_target="Ascend", precision_mode_v2="cube_fp16in_fp32out"):
@@ -107,7 +101,7 @@ def test_cube_fp16in_fp32out_rounds_what_products_read(ascend: Run) -> None:
     """)
 
 
-def test_hf32_reaches_products_and_convolutions_apart(ascend: Run) -> None:
+def test_hf32_reaches_products_and_convolutions_apart(ascend):
     ascend("""
         x, w, a = torch.randn(2, 3, 8, 8).npu(), torch.randn(4, 3, 3, 3).npu(), torch.randn(8, 8).npu()
 
@@ -154,9 +148,7 @@ assert kind() == "2"
     ("soc", "cann", "requested"),
     [("Ascend910A", "8.0.0", {"precision_mode": "force_fp32"}), ("Ascend310P3", "8.5.0", {"precision_mode_v2": "origin"})],
 )
-def test_chips_without_float32_products_refuse_them_rather_than_lower_them(
-    ascend: Run, soc: str, cann: str, requested: dict[str, str]
-) -> None:
+def test_chips_without_float32_products_refuse_them_rather_than_lower_them(ascend, soc, cann, requested):
     ascend(
         f"""{KIND}
 with msctx.context(device_target="Ascend", **{requested}) as ctx:
@@ -179,7 +171,7 @@ assert kind() == "2"
     )
 
 
-def test_chips_without_hf32_refuse_to_allow_it(ascend: Run) -> None:
+def test_chips_without_hf32_refuse_to_allow_it(ascend):
     ascend(
         f"""{KIND}
 import warnings

@@ -1,11 +1,8 @@
 """fp16x3 on an NPU: three products of float16 parts reach CANN where the matrix unit has float16 alone, elsewhere one of float32."""
 
-from collections.abc import Callable
-
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 PREPARE = """
 ALONE = ["aclnnMm(float32, cubeMathType=2)"]
@@ -18,14 +15,14 @@ OLD = {"soc": "Ascend910A", "cann": "8.0.0"}
 
 
 @pytest.fixture
-def on_910a(ascend: Run) -> Run:
+def on_910a(ascend):
     def run(code: str) -> str:
         return ascend(PREPARE + code, **OLD)
 
     return run
 
 
-def test_a_product_is_three_of_float16_on_a_910a(on_910a: Run) -> None:
+def test_a_product_is_three_of_float16_on_a_910a(on_910a):
     on_910a("""
 torch.npu.set_compile_mode(jit_compile=False)
 x, y = torch.randn(33, 65).npu(), torch.randn(65, 17).npu()
@@ -49,7 +46,7 @@ assert made() == ALONE
 """)
 
 
-def test_gradients_and_second_derivatives_are_three_products_each(on_910a: Run) -> None:
+def test_gradients_and_second_derivatives_are_three_products_each(on_910a):
     """torch_npu has operators of its own for those of matmul."""
     on_910a("""
 r = lambda *shape: torch.randn(shape)
@@ -68,7 +65,7 @@ for shape_of_a, shape_of_b in shapes:
 """)
 
 
-def test_others_fall_back_and_rules_choose(on_910a: Run) -> None:
+def test_others_fall_back_and_rules_choose(on_910a):
     on_910a("""
 a, b = torch.randn(4, 6), torch.randn(6, 5)
 with msctx.context(device_target="Ascend", matmul_algo="fp16x3", fallback="silent") as ctx:
@@ -105,7 +102,7 @@ assert [row.module for row in ctx.choices()] == ["1"]
 """)
 
 
-def test_kernels_that_cann_compiles_are_left_aside_meanwhile(on_910a: Run) -> None:
+def test_kernels_that_cann_compiles_are_left_aside_meanwhile(on_910a):
     on_910a("""
 a = torch.randn(4, 4)
 assert not torch.npu.is_jit_compile_false()
@@ -130,7 +127,7 @@ else:
 """)
 
 
-def test_later_chips_have_float32_of_their_own(ascend: Run) -> None:
+def test_later_chips_have_float32_of_their_own(ascend):
     ascend(
         PREPARE
         + """

@@ -3,23 +3,20 @@
 import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import machine
 import pytest
 
 pytestmark = pytest.mark.full
-Run = Callable[..., str]
 
 
-def test_doctor_and_explain_know_the_machine(ascend_fresh: Run) -> None:
+def test_doctor_and_explain_know_the_machine(ascend_fresh):
     assert "torch_npu 2.13.0, 2 devices (Ascend910B1, CANN 8.5.0)" in ascend_fresh("-m", "msctx", "doctor", "--json")
     text = ascend_fresh("-m", "msctx", "explain", "device_target=Ascend", "matmul_allow_hf32=true")
     assert "torch.npu.matmul.allow_hf32 = True" in text
 
 
-def test_exec_sets_what_must_precede_the_first_use_of_the_device(ascend_fresh: Run) -> None:
+def test_exec_sets_what_must_precede_the_first_use_of_the_device(ascend_fresh):
     given = ("device_target=Ascend", "exception_dump=1", "hccl_timeout=600", "deterministic=ON", "op_timeout=9")
     text = ascend_fresh(
         *("-m", "msctx", "exec", *given, "--", sys.executable, "-c"),
@@ -73,7 +70,7 @@ def look(run):
 """
 
 
-def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh: Run, tmp_path: Path) -> None:
+def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SITE, encoding="utf-8")
     (tmp_path / "job.py").write_text(LOOK, encoding="utf-8")
     file = tmp_path / "job.yaml"

@@ -1,7 +1,6 @@
 """msctx compare and msctx capture as a user types them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def msctx(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def msctx(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text(WORKLOAD)
@@ -33,7 +32,7 @@ FAST = ("--seconds", "0.001")
 AXIS = ("--axis", "deterministic=OFF,ON")
 
 
-def test_all_files_are_written(msctx: Any, tmp_path: Path) -> None:
+def test_all_files_are_written(msctx, tmp_path):
     words = ("compare", "one.yaml", *AXIS, *FAST, "--out", "compared")
     (tmp_path / "one.yaml").write_text("workload: {layers: [{name: product, a: 8x16, b: 16x4}]}\n")
     code, out, _ = msctx(*words)
@@ -49,7 +48,7 @@ def test_all_files_are_written(msctx: Any, tmp_path: Path) -> None:
     assert (code, "below 50: deterministic=OFF: " in err) == (1, True)
 
 
-def test_capture_and_compare_what_was_captured(msctx: Any, tmp_path: Path) -> None:
+def test_capture_and_compare_what_was_captured(msctx, tmp_path):
     entry = f"{model_file(tmp_path)}:make"
     code, out, _ = msctx("capture", entry, "--out", "mine.yaml")
     assert code == 0
@@ -62,7 +61,7 @@ def test_capture_and_compare_what_was_captured(msctx: Any, tmp_path: Path) -> No
     assert [row["count"] for row in json.loads(out)["rows"]] == [1, 1, 1, 2, 2, 2, 1]
 
 
-def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_writes_what_there_is(msctx, tmp_path, monkeypatch):
     real = comparison._Measuring.row
 
     def row(self: Any) -> Any:
@@ -80,7 +79,7 @@ def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: py
     assert (found["partial"], len(found["rows"])) == ("interrupted", 3)
 
 
-def test_a_models_mistakes(msctx: Any, tmp_path: Path) -> None:
+def test_a_models_mistakes(msctx, tmp_path):
     code, _, err = msctx("compare", f"{model_file(tmp_path)}:raising")
     assert (code, "out of paper" in err) == (5, True)
     code, _, err = msctx("capture", f"{model_file(tmp_path)}:nothing")

@@ -5,13 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 
 @pytest.mark.full
-def test_bash_completes_options_and_values(tmp_path: Path) -> None:
+def test_bash_completes_options_and_values(tmp_path):
     """In a real bash, whose words end at ``=``."""
     if (bash := shutil.which("bash")) is None:
         pytest.skip("there is no bash")
@@ -47,7 +46,7 @@ def test_bash_completes_options_and_values(tmp_path: Path) -> None:
         ("msctx explain nothing=", []),
     ],
 )
-def test_zsh_completes_whole_words(typed: str, offered: list[str]) -> None:
+def test_zsh_completes_whole_words(typed, offered):
     env = {**os.environ, "_MSCTX_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": typed}
     command = [sys.executable, "-c", "from msctx.cli import app; app(prog_name='msctx')"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("command", ["migrate script.py", "doctor", "explain --device ascend matmul_allow_hf32=true"])
-def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path: Path, command: str) -> None:
+def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path, command):
     """torch loads each installed package for devices, and raises where one cannot be loaded."""
     (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
     (tmp_path / "torch_npu-2.13.0.dist-info").mkdir()
@@ -69,7 +68,7 @@ ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, ["gemm strict"] * 2, "2026-
 
 
 @pytest.fixture
-def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+def tune(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: Any) -> tuple[int, str, str]:
@@ -93,7 +92,7 @@ def here() -> Stamp:
     return stamp(core.load())
 
 
-def test_show_and_clear(tune: Any, own_tuning_file: Path) -> None:
+def test_show_and_clear(tune, own_tuning_file):
     assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
     recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={}, votes=[])
     write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="beside other load"))
@@ -112,12 +111,12 @@ def test_show_and_clear(tune: Any, own_tuning_file: Path) -> None:
     assert "removed" in tune("clear")[1]
 
 
-def test_the_option_names_the_file_of_the_commands(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_names_the_file_of_the_commands(tune, tmp_path, monkeypatch):
     monkeypatch.setenv("MSCTX_TUNING_FILE", str(tmp_path / "tuning.json"))
     assert json.loads(tune("show", "--json")[1])["file"] == str(tmp_path / "tuning.json")
 
 
-def test_in_an_experiment_it_lies_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_experiment_it_lies_beside_the_file(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "job.yaml").write_text("context: {conv_fprop_algo: performance, tuning_file: tuned/job.json}\n")

@@ -20,7 +20,7 @@ COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), out, err
 
 
-def test_it_offers_known_options_that_take_effect_somewhere() -> None:
+def test_it_offers_known_options_that_take_effect_somewhere():
     names = [name for group in explain.GROUPS.values() for name in group]
     assert len(names) == len(set(names))
     assert set(explain.SET) <= set(names)
@@ -42,7 +42,7 @@ def test_it_offers_known_options_that_take_effect_somewhere() -> None:
         assert sum(re.match(rf"  (# )?{name}: ", line) is not None for line in LINES) == 1
 
 
-def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_works_as_it_stands(capsys):
     code, out, _ = run(capsys, "init", "mine.yaml")
     assert code == 0
     assert "msctx run mine.yaml" in out
@@ -58,7 +58,7 @@ def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", COMMENTED, ids=[LINES[n].strip("# ").partition(":")[0] for n in COMMENTED])
-def test_each_line_can_be_taken_in(number: int, folder: Path) -> None:
+def test_each_line_can_be_taken_in(number, folder):
     lines = [*LINES]
     lines[number] = lines[number].replace("# ", "", 1)
     (folder / "mine.yaml").write_text("\n".join(lines), encoding="utf-8")
@@ -75,14 +75,14 @@ ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.y
 
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
-def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
+def test_any_file_name_gives_a_file_that_is_taken(name):
     path = explain.write(name)[0]
     experiment = read(str(path))
     assert experiment.name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
 
 
-def test_the_schema_lies_where_the_file_says(folder: Path) -> None:
+def test_the_schema_lies_where_the_file_says(folder):
     (folder / "sub").mkdir()
     path, beside, entry = explain.write("sub/mine.yaml")
     assert entry == Path("sub/train.py")
@@ -92,7 +92,7 @@ def test_the_schema_lies_where_the_file_says(folder: Path) -> None:
     assert beside.read_text(encoding="utf-8") == schema.dump()
 
 
-def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_left_alone(folder, capsys):
     (folder / "mine.yaml").write_text("mine", encoding="utf-8")
     code, out, err = run(capsys, "init", "mine.yaml")
     assert (code, out) == (3, "")
@@ -101,7 +101,7 @@ def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
 
 
-def test_an_entry_of_the_users_own_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_of_the_users_own_is_left_alone(folder, capsys):
     (folder / "train.py").write_text("mine", encoding="utf-8")
     code, out, _ = run(capsys, "init", "mine.yaml")
     assert code == 0
@@ -109,13 +109,13 @@ def test_an_entry_of_the_users_own_is_left_alone(folder: Path, capsys: pytest.Ca
     assert (folder / "train.py").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
+def test_a_second_experiment_brings_the_schema_up_to_date(folder):
     (folder / explain.SCHEMA).write_text("{}", encoding="utf-8")
     explain.write("mine.yaml")
     assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
-def test_a_name_that_no_file_can_have(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_no_file_can_have(folder, capsys):
     code, out, err = run(capsys, "init", "--", "a\0b.yaml")
     assert (code, out, "cannot be written: " in err) == (3, "", True)
     assert not [*folder.iterdir()]

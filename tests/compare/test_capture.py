@@ -1,7 +1,5 @@
 """The layers of a model, as it really computes them."""
 
-from pathlib import Path
-
 import torch
 from comparisons import model_file
 from torch import nn
@@ -16,7 +14,7 @@ def of(module: nn.Module, *args: torch.Tensor) -> Model:
     return Model("it", module, args, {})
 
 
-def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
+def test_equal_layers_are_one_with_a_count(tmp_path):
     model = load(f"{model_file(tmp_path)}:make")
     found = capture(model)
     assert [(layer.name, layer.count) for layer in found.layers] == [("0", 1), ("4", 2), ("9", 1)]
@@ -25,7 +23,7 @@ def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
     assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
 
 
-def test_every_kind_of_layer() -> None:
+def test_every_kind_of_layer():
     model = nn.Sequential(
         nn.Conv2d(4, 8, (3, 5), stride=(1, 2), padding=(1, 2), dilation=(2, 1), groups=2),
         nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1),
@@ -40,7 +38,7 @@ def test_every_kind_of_layer() -> None:
     assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
 
 
-def test_what_multiplies_and_is_no_layer_is_told() -> None:
+def test_what_multiplies_and_is_no_layer_is_told():
     class Fused(nn.Module):
         def __init__(self) -> None:
             super().__init__()

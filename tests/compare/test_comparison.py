@@ -22,7 +22,7 @@ FPROP = "compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}\n"
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patience(monkeypatch):
     """However busy the machine is, no choice is too slow, where the clock is real."""
     monkeypatch.setattr(comparing, "HOPELESS", 1e9)
 
@@ -31,7 +31,7 @@ def cells(row: Row) -> dict[str, Cell]:
     return {cell.point: cell for cell in row.cells}
 
 
-def test_layers(tmp_path: Path) -> None:
+def test_layers(tmp_path):
     needs_core()
     text = """
 compare: {workload: small.yaml, directions: [fprop, dgrad], seconds: 0.001}
@@ -66,7 +66,7 @@ axes:
     assert cells(rows["product", "forward"])["deterministic"].ratio
 
 
-def test_a_model_in_its_phases(tmp_path: Path) -> None:
+def test_a_model_in_its_phases(tmp_path):
     needs_core()
     text = f"""
 compare: {{model: "{model_file(tmp_path)}:make", seconds: 0.001, error_limit: 0.1}}
@@ -85,7 +85,7 @@ axes:
         assert "products in bfloat16" in found["bf16"].ran
 
 
-def test_options_without_effect_have_no_time(tmp_path: Path) -> None:
+def test_options_without_effect_have_no_time(tmp_path):
     text = """
 axes:
   way:
@@ -163,7 +163,7 @@ def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{
         ("fixed", "training", "nothing of its result depends on a parameter that is trained"),
     ],
 )
-def test_without_a_result_to_compare_with_there_is_no_time(tmp_path: Path, name: str, phase: str, reason: str) -> None:
+def test_without_a_result_to_compare_with_there_is_no_time(tmp_path, name, phase, reason):
     row = of_model(tmp_path, name, phase)
     assert reason in row.reason
     assert row.cells == []
@@ -173,20 +173,20 @@ def test_without_a_result_to_compare_with_there_is_no_time(tmp_path: Path, name:
     ("name", "phase"),
     [("writes", "inference"), ("two", "inference"), ("wrapped", "training"), ("lazy", "training"), ("complex_", "training")],
 )
-def test_models_of_any_kind(tmp_path: Path, name: str, phase: str) -> None:
+def test_models_of_any_kind(tmp_path, name, phase):
     row = of_model(tmp_path, name, phase)
     assert not row.reason
     assert row.cells[0].ratio
     assert row.cells[0].error < 1e-4
 
 
-def test_a_choice_that_fails_does_not_end_it(tmp_path: Path) -> None:
+def test_a_choice_that_fails_does_not_end_it(tmp_path):
     found = cells(of_model(tmp_path, "failing"))
     assert found["deterministic=ON"].reason == "AssertionError: no more"
     assert found["deterministic=OFF"].ratio
 
 
-def test_a_choice_that_lowers_the_precision_may_be_further_off_and_no_more(tmp_path: Path) -> None:
+def test_a_choice_that_lowers_the_precision_may_be_further_off_and_no_more(tmp_path):
     axes = "{way: {exact: {deterministic: ON}, lower: {precision_mode: allow_fp32_to_bf16}}}"
     needs_core()
     found = cells(of_model(tmp_path, "rounded", axes=axes))
@@ -201,7 +201,7 @@ TWO = FPROP + 'axes: {way: {a: {seed: 1, seed_scope: true}, b: {deterministic: "
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def times(monkeypatch):
     """What each choice is found to take, a ratio and a spread; no clock is read."""
     found: dict[str, Any] = {}
 
@@ -214,9 +214,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_a_choice_much_slower_than_torch_is_not_measured(
-    tmp_path: Path, times: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_choice_much_slower_than_torch_is_not_measured(tmp_path, times, monkeypatch):
     monkeypatch.setattr(comparing, "HOPELESS", 10)
     of_a = iter([0.05, 0.02, 0.04])
     monkeypatch.setattr(comparing, "seconds_of", lambda *_: next(of_a, 1e-3) if torch.initial_seed() == 1 else 1e-3)
@@ -226,7 +224,7 @@ def test_a_choice_much_slower_than_torch_is_not_measured(
     assert times["took part"] == ["", AGAIN, "b"]
 
 
-def test_quick_begins_with_the_largest_and_ends(tmp_path: Path, times: dict[str, Any]) -> None:
+def test_quick_begins_with_the_largest_and_ends(tmp_path, times):
     of = made(tmp_path, FPROP + "axes: {deterministic: [ON]}\n", slice(None, None, -1), quick=True)
     found = run(replace(of, total=1e-9))
     assert [row.name for row in found.rows] == ["first"]
@@ -250,7 +248,7 @@ def experiment(tmp_path: Path, scale: float, text: str = "", **given: Any) -> Co
 
 
 @pytest.mark.full
-def test_each_choice_is_a_run_and_words_apply_to_every_one(tmp_path: Path) -> None:
+def test_each_choice_is_a_run_and_words_apply_to_every_one(tmp_path):
     of = experiment(tmp_path, 1.0, "axes: {deterministic: [ON, OFF]}\n", overrides=["args.scale=2.5"], quick=True)
     (row,) = run(replace(of, total=math.inf)).rows
     assert (row.direction, row.rounds) == ("run", 1)
@@ -260,7 +258,7 @@ def test_each_choice_is_a_run_and_words_apply_to_every_one(tmp_path: Path) -> No
     assert all(one.ratio > 0 and one.error is None for one in row.cells)
 
 
-def test_runs_take_turns_beside_a_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_take_turns_beside_a_control(tmp_path, monkeypatch):
     ran: list[list[str]] = []
 
     def run_point(file: str, words: list[str], folder: Path) -> dict[str, Any]:
@@ -284,7 +282,7 @@ def file(tmp_path: Path, text: str) -> str:
     return str(tmp_path / "mine.yaml")
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file(tmp_path):
     text = """
 compare: {workload: resnet50, directions: [wgrad, fprop], seconds: 3}
 context: {runtime_num_threads: 1, deterministic: "ON"}
@@ -300,7 +298,7 @@ axes:
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_comparisons(path: Path) -> None:
+def test_shipped_comparisons(path):
     found = read(path.stem, Given())
     assert len(found.points) > 1
     assert read(str(path), Given(quick=True)).total == config.QUICK_TOTAL

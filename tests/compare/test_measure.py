@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,20 +15,20 @@ from rich.text import Text
 
 from msctx.compare import report, result
 from msctx.compare.report import result_of
-from msctx.compare.result import Entrant, Result, as_csv, interleaved
+from msctx.compare.result import Entrant, as_csv, interleaved
 from msctx.tables import plain
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+def clock(monkeypatch):
     made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
     monkeypatch.setattr(result, "time", made)
     return made
 
 
-def test_turns_change_their_order_and_scopes_are_left(clock: Any) -> None:
+def test_turns_change_their_order_and_scopes_are_left(clock):
     seen: list[str] = []
 
     def entrant(name: str) -> Entrant:
@@ -52,7 +51,7 @@ def test_turns_change_their_order_and_scopes_are_left(clock: Any) -> None:
     assert found["a"].seconds == pytest.approx(0.01)
 
 
-def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock: Any) -> None:
+def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock):
     """As frozen_weights, under which each weight is looked at once, and memory_optimize_level, which settles after some steps."""
     left = 0
 
@@ -74,7 +73,7 @@ def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock: Any) -> 
     assert {name: one.ratio for name, one in found.items()} == pytest.approx({"torch": 1.0, "frozen": 1.0, "settles": 1.0})
 
 
-def test_an_entrant_that_raises_leaves_the_others(clock: Any) -> None:
+def test_an_entrant_that_raises_leaves_the_others(clock):
     runs = iter(range(2))
 
     def run() -> None:
@@ -95,7 +94,7 @@ TWO = SMALL + "axes: {conv_fprop_algo: [gemm, winograd]}"
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Result:
+def found(tmp_path):
     rows = [
         row("first", [cell(A, 0.5), cell(B, 2.0, 1e-5)], 3),
         row("<b>second</b>", [cell(A, 1.25), cell(B)], 1, 20.0),
@@ -104,7 +103,7 @@ def found(tmp_path: Path) -> Result:
     return result_of(made(tmp_path, TWO), rows, {"cpu": "a CPU"})
 
 
-def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
+def test_totals_count_layers_as_often_as_they_occur(found):
     totals = {total.point: total for total in found.totals}
     assert totals[A].ratio == pytest.approx(55 / (60 + 16 + 5))
     assert totals[B].ratio == pytest.approx(55 / (15 + 20 + 5))
@@ -115,16 +114,14 @@ def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
 @pytest.mark.parametrize(
     ("ratio", "spread", "more"), [(0.9, 0.01, {}), (1.2, 0.01, {"control": 1.25}), (1.2, 0.01, {"control_spread": 0.4})]
 )
-def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(
-    tmp_path: Path, ratio: float, spread: float | None, more: dict[str, Any]
-) -> None:
+def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(tmp_path, ratio, spread, more):
     of = made(tmp_path, TWO)
     for one in (of, replace(of, layers=None)):
         best = result_of(one, [row("first", [cell(A, ratio, spread=spread), cell(B)], **more)], {})
         assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
 
 
-def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path: Path) -> None:
+def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path):
     of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_fprop_algo: gemm}}}")
 
     def best(*rows: list[Any]) -> list[str]:
@@ -135,7 +132,7 @@ def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path: Path) -
     assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a", status="no_say"), cell("b", 0.9)]) == ["a", "a"]
 
 
-def test_a_model_gets_what_is_right_everywhere(tmp_path: Path) -> None:
+def test_a_model_gets_what_is_right_everywhere(tmp_path):
     of = replace(made(tmp_path, SMALL + "context: {seed: 1}\naxes: {session.deterministic: [1, 0]}"), layers=None)
     on, off = (point.name for point in of.points)
 
@@ -146,18 +143,18 @@ def test_a_model_gets_what_is_right_everywhere(tmp_path: Path) -> None:
     assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), cell(off, 1.0)]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
 
 
-def test_csv_has_a_line_for_each_cell(found: Result) -> None:
+def test_csv_has_a_line_for_each_cell(found):
     lines = [*csv.DictReader(io.StringIO(as_csv(found)))]
     assert len(lines) == 6
     assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
 
 
-def test_what_is_slower_than_it_may_be(found: Result) -> None:
+def test_what_is_slower_than_it_may_be(found):
     found.rows.append(row("third", [], reason="it cannot run: boom"))
     assert report.below(found, 0.9) == ["third fprop: it cannot run: boom", f"{A}: 0.68 of torch's speed"]
 
 
-def test_on_a_terminal(tmp_path: Path) -> None:
+def test_on_a_terminal(tmp_path):
     names = [f"c{number}" for number in range(9)]
     sets = "".join(f"    {name}: {{deterministic: ON}}\n" for name in names)
     of = made(tmp_path, f"{SMALL}context: {{seed: 1}}\naxes:\n  way:\n{sets}")

@@ -39,7 +39,7 @@ def check(of: Comparison, speeds: Speeds) -> Result:
     return found
 
 
-def test_a_rule_is_for_any_batch(tmp_path: Path) -> None:
+def test_a_rule_is_for_any_batch(tmp_path):
     of = comparison(tmp_path, [PLAIN, replace(PLAIN, input=(4, 2, 6, 6))])
     where = "input=*x2x6x6 weight=2x2x3x3 stride=1 padding=0 dilation=1 output_padding=0 groups=1 transposed=false"
     where += " dtype=float32 layout=channels_first"
@@ -47,7 +47,7 @@ def test_a_rule_is_for_any_batch(tmp_path: Path) -> None:
     assert dict(found) == {where: {"fprop": "gemm", "wgrad": "algo_1"}}
 
 
-def test_rules_that_held_while_it_was_measured_stay_and_win(tmp_path: Path) -> None:
+def test_rules_that_held_while_it_was_measured_stay_and_win(tmp_path):
     needs_core()
     grouped = replace(PLAIN, weight=(2, 1, 3, 3), groups=2)
     of = comparison(tmp_path, [PLAIN, grouped], "{conv_algo_rules: 'groups=2: fprop=winograd'}")
@@ -93,6 +93,6 @@ def products(draw: st.DrawFn) -> Product:
     st.lists(convolutions().filter(is_possible) | st.just(PLAIN) | products(), min_size=1, max_size=5),
     st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.01, 2.0])] * 2), min_size=1, max_size=10),
 )
-def test_rules_run_what_the_plan_chose(tmp_path_factory: Any, made: list[Any], speeds: Speeds) -> None:
+def test_rules_run_what_the_plan_chose(tmp_path_factory, made, speeds):
     needs_core()
     check(comparison(tmp_path_factory.mktemp("law"), made), speeds)

@@ -3,20 +3,18 @@
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from comparisons import SMALL, cell, made, row
 
 from msctx.compare import report
 from msctx.compare.report import result_of
-from msctx.compare.result import Result
 
 EVIL = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Result:
+def found(tmp_path):
     of = made(tmp_path, SMALL + "axes: {conv_fprop_algo: [gemm, winograd]}", command=f"msctx compare '{EVIL}'")
     first, second = (point.name for point in of.points)
     cells = [cell(first, 1.4, workspace=2**20), cell(second, reason=EVIL)]
@@ -25,9 +23,7 @@ def found(tmp_path: Path) -> Result:
     return result_of(replace(of, layers=None), rows, {"cpu": EVIL}, "interrupted")
 
 
-def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(
-    found: Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(found, monkeypatch):
     text = report.page(found)
     outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?https?:""", outside) == []

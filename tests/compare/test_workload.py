@@ -1,7 +1,5 @@
 """Workload files: what is wrong is reported with its place; what is timed of them, and how its error is reported."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from comparisons import model_file
@@ -23,7 +21,7 @@ def layer(text: str) -> NetworkLayer:
 
 
 @pytest.mark.parametrize("name", shipped("workloads"))
-def test_shipped_workloads(name: str) -> None:
+def test_shipped_workloads(name):
     found = read(name)
     assert found.name == name
     assert found.source
@@ -31,7 +29,7 @@ def test_shipped_workloads(name: str) -> None:
     assert len({one.name for one in found.layers}) == len(found.layers)
 
 
-def test_what_has_a_default_may_be_left_out() -> None:
+def test_what_has_a_default_may_be_left_out():
     found = layer("input: 1x8x16x16, weight: 4x8x3x3")
     assert isinstance(found.problem, ConvProblem)
     assert (found.problem.stride, found.problem.padding, found.count) == ((1, 1), (0, 0), 1)
@@ -46,7 +44,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool) -> None:
+def test_directions_are_the_gradients_of_autograd(layout, transposed):
     shape = (4, 3, 3, 3) if transposed else (6, 2, 3, 3)
     one = ConvProblem((2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
     forward, dgrad, wgrad = of_layer(NetworkLayer("l", one), ("fprop", "dgrad", "wgrad"), CPU)
@@ -57,7 +55,7 @@ def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool)
     assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
 
 
-def test_errors() -> None:
+def test_errors():
     exact = torch.tensor([4.0, -2.0], dtype=torch.float64)
     assert error_of([torch.tensor([4.0, -1.0])], [exact], True) == 0.25
     assert error_of([torch.tensor([float("nan"), -1.0])], [exact], True) == float("inf")
@@ -69,7 +67,7 @@ def test_errors() -> None:
     )
 
 
-def test_a_model_given_in_eval_mode_stays_so(tmp_path: Path) -> None:
+def test_a_model_given_in_eval_mode_stays_so(tmp_path):
     module = "torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).eval()"
     (tmp_path / "normed.py").write_text(f"import torch\ndef make(): return {module}, torch.randn(2, 3)\n")
     model = load(f"{tmp_path / 'normed.py'}:make")
@@ -81,7 +79,7 @@ def test_a_model_given_in_eval_mode_stays_so(tmp_path: Path) -> None:
     assert not model.module[1].running_mean.any()
 
 
-def test_a_model_without_values_is_an_error(tmp_path: Path) -> None:
+def test_a_model_without_values_is_an_error(tmp_path):
     (tmp_path / "empty.py").write_text(
         "import torch\ndef make(): return torch.nn.Linear(3, 4, device='meta'), torch.randn(2, 3)\n"
     )
@@ -89,7 +87,7 @@ def test_a_model_without_values_is_an_error(tmp_path: Path) -> None:
         load(f"{tmp_path / 'empty.py'}:make")
 
 
-def test_a_models_phases(tmp_path: Path) -> None:
+def test_a_models_phases(tmp_path):
     model = load(f"{model_file(tmp_path)}:make")
     model.module[1].eval()  # somebody has frozen it
     inference, training = of_model(model, ["inference", "training"])

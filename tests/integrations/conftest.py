@@ -1,7 +1,6 @@
 """No library of these tests goes to the network, and none sets environment variables in the middle of a test."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch._inductor.config  # the cache folder of inductor
@@ -11,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture
-def one_rank() -> Iterator[None]:
+def one_rank():
     """A process group of this process alone; what frameworks tell their processes by the environment goes with it."""
     found = dict(os.environ)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -64,7 +64,7 @@ def step(model: nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tenso
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_public_model_is_compiled_unmodified(name: str) -> None:
+def test_a_public_model_is_compiled_unmodified(name):
     model, inputs = made(name)
     eager, batches = deepcopy(model), [inputs() for _ in range(3)]
     expected = [step(eager, one) for one in batches]

@@ -47,7 +47,7 @@ def fit(model: Small, callback: MsctxCallback, folder: Path, **more: Any) -> Non
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1 * 2.0**-24}])
-def test_a_loss_in_float16_is_scaled(more: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loss_in_float16_is_scaled(more, tmp_path):
     found = {}
     with warnings.catch_warnings(), watched() as counted:
         warnings.simplefilter("error", msctx.MsctxWarning)
@@ -63,14 +63,7 @@ def test_a_loss_in_float16_is_scaled(more: dict[str, Any], tmp_path: Path) -> No
     assert counted() == {"scaled_steps": 4 if more else 8, "overflow_steps": 0}
 
 
-def test_steps_that_overflow_are_left_out(tmp_path: Path) -> None:
-    with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
-        fit(model := Small(1e6), callback := MsctxCallback(ctx), tmp_path, max_epochs=6)
-    assert 0 < callback.scaling.scaler.overflow_steps < callback.scaling.scaler.steps == 24
-    assert all(p.isfinite().all() for p in model.parameters())
-
-
-def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path):
     """Its autocast would win over the option, and the loss be scaled for another dtype."""
     for mode in ("force_fp32", "allow_mix_precision_fp16"):
         both = rf"Trainer\(precision='bf16-mixed'\) and precision_mode={mode} both decide"
@@ -80,7 +73,7 @@ def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path: Path) -> Non
         fit(Small(), MsctxCallback(ctx), tmp_path, precision="bf16-mixed", max_epochs=1)
 
 
-def test_after_an_exception_no_hook_is_left(tmp_path: Path) -> None:
+def test_after_an_exception_no_hook_is_left(tmp_path):
     model = Small(fails=True)
     with pytest.raises(RuntimeError, match="on purpose"), msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
         fit(model, MsctxCallback(ctx), tmp_path)
@@ -88,7 +81,7 @@ def test_after_an_exception_no_hook_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_the_data_parallel_model_is_watched(tmp_path: Path) -> None:
+def test_the_data_parallel_model_is_watched(tmp_path):
     with msctx.context(conv_fprop_algo="gemm") as ctx:
         fit(model := Small(), MsctxCallback(ctx), tmp_path, strategy="ddp", devices=1)
     assert [one.module for one in model.wrappers] == [model]

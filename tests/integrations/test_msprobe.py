@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,8 @@ def dumped(path: Path, weight: float = 1.0, data: str = "stats") -> Path:
     return path / "step0"
 
 
-Msprobe = Callable[..., object]
-
-
 @pytest.fixture(scope="module")
-def _interpreter() -> Iterator[Interpreter]:
+def _interpreter():
     """Has imported what all of its commands do, which takes longer than each."""
     interpreter = Interpreter("import torch, msprobe.msprobe, msprobe.pytorch")
     yield interpreter
@@ -43,7 +39,7 @@ def _interpreter() -> Iterator[Interpreter]:
 
 
 @pytest.fixture
-def msprobe(_interpreter: Interpreter, passed: Callable[..., str]) -> Msprobe:
+def msprobe(_interpreter, passed):
 
     def run(*words: str | Path) -> None:
         command = ["msprobe", *map(str, words)]
@@ -55,7 +51,7 @@ def msprobe(_interpreter: Interpreter, passed: Callable[..., str]) -> Msprobe:
 
 @pytest.mark.full
 @pytest.mark.parametrize("data", ["stats", "tensor"])
-def test_compare(data: str, tmp_path: Path, msprobe: Msprobe) -> None:
+def test_compare(data, tmp_path, msprobe):
     golden, same, other = (
         dumped(tmp_path / name, weight, data) for name, weight in (("golden", 1.0), ("same", 1.0), ("other", 3.0))
     )
@@ -73,7 +69,7 @@ def test_compare(data: str, tmp_path: Path, msprobe: Msprobe) -> None:
 
 
 @pytest.mark.full
-def test_compare_by_sums(tmp_path: Path, msprobe: Msprobe) -> None:
+def test_compare_by_sums(tmp_path, msprobe):
     """As under msProbe's ``summary_mode`` md5."""
     common = {"saved_data": "statistic", "statistic_category": ["md5"]}
     for name, weight in (("golden", 1.0), ("same", 1.0), ("other", 3.0)):
@@ -90,7 +86,7 @@ def test_compare_by_sums(tmp_path: Path, msprobe: Msprobe) -> None:
 
 
 @pytest.mark.full
-def test_overflow_check(tmp_path: Path, msprobe: Msprobe) -> None:
+def test_overflow_check(tmp_path, msprobe):
     msprobe("overflow_check", "-i", dumped(tmp_path / "dump", 3e38), "-o", tmp_path / "checked")
     (report,) = (tmp_path / "checked").glob("anomaly_analyze_*.json")
     (found,) = json.loads(report.read_text())["rank_0"]
@@ -100,7 +96,7 @@ def test_overflow_check(tmp_path: Path, msprobe: Msprobe) -> None:
 
 
 @pytest.mark.full
-def test_graph_visualize(tmp_path: Path, msprobe: Msprobe) -> None:
+def test_graph_visualize(tmp_path, msprobe):
     msprobe("graph_visualize", "-tp", dumped(tmp_path / "dump") / "rank0", "-o", tmp_path / "graph")
     (file,) = (tmp_path / "graph").glob("*.vis.db")
     database = sqlite3.connect(file)

@@ -1,17 +1,14 @@
 """The plugin in test suites of its own, each in a fresh process."""
 
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 MODULE = "msctx.integrations.pytest_plugin"
-Suite = Callable[..., str]
 
 
 @pytest.fixture
-def suite(tmp_path: Path, passes: Callable[..., str]) -> Suite:
+def suite(tmp_path, passes):
 
     def run(source: str, *words: str) -> str:
         (tmp_path / "test_suite.py").write_text(textwrap.dedent(source))
@@ -61,17 +58,17 @@ UNMARKED = """
 
 
 @pytest.mark.full
-def test_marks_merge_and_the_nearest_wins(suite: Suite) -> None:
+def test_marks_merge_and_the_nearest_wins(suite):
     assert "3 passed" in suite(MARKED, "--msctx", "seed=9", "--msctx", "deterministic=OFF")
 
 
 @pytest.mark.full
-def test_the_command_line_applies_to_all_tests(suite: Suite) -> None:
+def test_the_command_line_applies_to_all_tests(suite):
     assert "1 passed" in suite(UNMARKED, "--msctx", "seed=3", "--msctx", "mine.yaml", "--msctx", "deterministic=ON")
 
 
 @pytest.mark.full
-def test_mistakes_are_told(suite: Suite) -> None:
+def test_mistakes_are_told(suite):
     told = suite(UNMARKED, "--msctx", "determinstic=ON")
     assert "did you mean deterministic" in told
     assert "exit code 4" in told
@@ -86,5 +83,5 @@ def test_mistakes_are_told(suite: Suite) -> None:
     assert "did you mean seed" in told
 
 
-def test_a_project_that_does_not_use_it_pays_no_torch(passes_fresh: Callable[..., str]) -> None:
+def test_a_project_that_does_not_use_it_pays_no_torch(passes_fresh):
     passes_fresh(f"import sys, {MODULE}; assert 'torch' not in sys.modules")

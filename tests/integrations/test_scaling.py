@@ -38,7 +38,7 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
 
 
-def test_training_is_bit_for_bit_that_of_a_grad_scaler() -> None:
+def test_training_is_bit_for_bit_that_of_a_grad_scaler():
     one, other = model(), model()
     options = {"init_scale": 2.0**40, "growth_interval": 3}  # begins with overflows, then grows
     with msctx.context(**FP16) as ctx, warnings.catch_warnings(), watched() as counted:
@@ -64,7 +64,7 @@ def test_training_is_bit_for_bit_that_of_a_grad_scaler() -> None:
     assert counted() == {"scaled_steps": 80, "overflow_steps": 2 * scaler.overflow_steps}
 
 
-def test_gradients_are_true_ones_and_do_not_vanish() -> None:
+def test_gradients_are_true_ones_and_do_not_vanish():
     net, exact = model(), model().double()
     (loss_of(exact, batch().double()) * TINY).backward()
     with msctx.context(**FP16) as ctx:
@@ -78,7 +78,7 @@ def test_gradients_are_true_ones_and_do_not_vanish() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"precision_mode": "allow_mix_precision_bf16"}])
-def test_nothing_is_hooked_where_nothing_computes_in_float16(options: dict[str, str]) -> None:
+def test_nothing_is_hooked_where_nothing_computes_in_float16(options):
     net = model()
     optimizer = sgd(net)
     with msctx.context(**options) as ctx:
@@ -89,7 +89,7 @@ def test_nothing_is_hooked_where_nothing_computes_in_float16(options: dict[str, 
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_everything_is_taken_off_again() -> None:
+def test_everything_is_taken_off_again():
     net = model()
     optimizer = sgd(net)
     with msctx.context(**FP16) as ctx:
@@ -104,7 +104,7 @@ def test_everything_is_taken_off_again() -> None:
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_value_, nn.utils.clip_grad_norm_])
 @pytest.mark.parametrize("with_closure", [False, True])
-def test_a_step_that_overflows_is_left_out_however_it_is_clipped(clip, with_closure: bool) -> None:
+def test_a_step_that_overflows_is_left_out_however_it_is_clipped(clip, with_closure):
     net = model()
     before, optimizer = copy.deepcopy(net.state_dict()), sgd(net)
     with msctx.context(**FP16) as ctx, LossScaling(ctx, net, optimizer, init_scale=2.0**60) as scaling:
@@ -129,7 +129,7 @@ def test_a_step_that_overflows_is_left_out_however_it_is_clipped(clip, with_clos
     assert scaling.scaler.steps == 1
 
 
-def test_two_optimizers_are_judged_each_by_its_own_gradients() -> None:
+def test_two_optimizers_are_judged_each_by_its_own_gradients():
     a, b = model(), model()
     first, second = sgd(a), sgd(b)
     with msctx.context(**FP16) as ctx, LossScaling(ctx, nn.ModuleList([a, b]), first, second) as scaling:
@@ -142,7 +142,7 @@ def test_two_optimizers_are_judged_each_by_its_own_gradients() -> None:
     assert torch.equal(b[0].bias, model()[0].bias)
 
 
-def test_parameters_in_float16_are_refused() -> None:
+def test_parameters_in_float16_are_refused():
     net = model()
     net[2].half()
     with msctx.context(**FP16) as ctx, pytest.raises(ValueError, match=r"parameter 2\.weight is in float16"):
@@ -150,7 +150,7 @@ def test_parameters_in_float16_are_refused() -> None:
     assert not any(p._backward_hooks for p in net.parameters())
 
 
-def test_what_would_do_nothing_is_an_error_or_a_warning() -> None:
+def test_what_would_do_nothing_is_an_error_or_a_warning():
     net = model()
     with msctx.context(**FP16) as ctx:
         for wrong in ((), (nn.Linear(1, 1),)):

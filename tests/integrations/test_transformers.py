@@ -42,7 +42,7 @@ def hooks(net: torch.nn.Module) -> list[Any]:
     return [*net._forward_hooks.values(), *(hook for p in net.parameters() for hook in (p._backward_hooks or {}).values())]
 
 
-def test_a_training_in_float16_is_scaled(tmp_path: Path) -> None:
+def test_a_training_in_float16_is_scaled(tmp_path):
     net, found = model(), {}
     for mode in ("must_keep_origin_dtype", "allow_mix_precision_fp16"):
         with warnings.catch_warnings(), watched() as counted, msctx.context(precision_mode=mode, deterministic="ON") as ctx:
@@ -55,7 +55,7 @@ def test_a_training_in_float16_is_scaled(tmp_path: Path) -> None:
     assert not hooks(net)
 
 
-def test_after_an_exception_the_next_training_begins_clean(tmp_path: Path) -> None:
+def test_after_an_exception_the_next_training_begins_clean(tmp_path):
     class Fails(transformers.TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             raise RuntimeError("on purpose")
@@ -75,7 +75,7 @@ def test_after_an_exception_the_next_training_begins_clean(tmp_path: Path) -> No
     assert {key for key in msctx.diff(before, msctx.state()) if not key.startswith("rng.")} == set()
 
 
-def test_a_loss_that_the_trainer_computes_is_reported(tmp_path: Path) -> None:
+def test_a_loss_that_the_trainer_computes_is_reported(tmp_path):
     class Own(transformers.Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return callback.scaling(super().compute_loss(*args, **kwargs))
@@ -93,13 +93,13 @@ def test_a_loss_that_the_trainer_computes_is_reported(tmp_path: Path) -> None:
         assert callback.scaling.scaler.steps == 4
 
 
-def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path):
     both = "mixed precision bf16 and precision_mode=force_fp32 both decide"
     with pytest.raises(msctx.OptionError, match=both), msctx.context(precision_mode="force_fp32") as ctx:
         trainer(model(), MsctxCallback(ctx), tmp_path, bf16=True).train()
 
 
-def test_a_context_that_is_not_open_is_an_error(tmp_path: Path) -> None:
+def test_a_context_that_is_not_open_is_an_error(tmp_path):
     with pytest.raises(msctx.ScopeError, match="train inside its with-block"):
         trainer(model(), MsctxCallback(msctx.context(deterministic="ON")), tmp_path).train()
 
@@ -129,7 +129,7 @@ torch.distributed.barrier()
 
 
 @pytest.mark.full
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path):
     first, second, errors = reports(tmp_path, DDP)
     assert first == second, "the weights, too: all gradients were reduced"
     assert (first["wrapped"], first["size"], first["after"]) == ("DistributedDataParallel", 2, False)

@@ -1,8 +1,6 @@
 """Every test begins and ends with nothing set; warnings about options without effect are no news here."""
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from msctx.errors import MsctxWarning
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # into which some options write unless told otherwise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MsctxWarning)
@@ -21,5 +19,5 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.fixture
-def absent() -> str:
+def absent():
     return "Ascend" if "ascend" not in devices.here() else "GPU"

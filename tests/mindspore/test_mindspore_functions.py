@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def two_values(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_function_sets_its_option_once(name: str) -> None:
+def test_a_function_sets_its_option_once(name):
     if TARGETS[name]:
         ms.set_context(device_target=TARGETS[name])
     before = msctx.get_context()
@@ -65,7 +64,7 @@ def test_a_function_sets_its_option_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if TARGETS[name]])
-def test_on_another_target_the_value_is_dropped_with_a_warning_at_each_call(name: str) -> None:
+def test_on_another_target_the_value_is_dropped_with_a_warning_at_each_call(name):
     ms.set_context(device_target="CPU")
     for value in (two_values(name)[0], two_values(name)[0], "nonsense"):
         with pytest.warns(MsctxWarning, match=f"{name}.*only with {TARGETS[name]}"):
@@ -76,14 +75,14 @@ def test_on_another_target_the_value_is_dropped_with_a_warning_at_each_call(name
         function(name)(two_values(name)[0])
 
 
-def test_the_newer_words_win_over_set_context() -> None:
+def test_the_newer_words_win_over_set_context():
     ms.set_context(device_target="GPU", gpu_config={"conv_fprop_algo": "fft"})
     ms.device_context.gpu.op_tuning.conv_fprop_algo(mode="winograd")
     ms.set_context(gpu_config={"conv_fprop_algo": "gemm"})
     assert ms.get_context("conv_fprop_algo") == "winograd"
 
 
-def test_op_precision_mode(tmp_path: Path) -> None:
+def test_op_precision_mode(tmp_path):
     ms.set_context(device_target="Ascend")
     name = ms.device_context.ascend.op_precision.op_precision_mode
     with pytest.raises(TypeError):
@@ -94,7 +93,7 @@ def test_op_precision_mode(tmp_path: Path) -> None:
     name(str(path))
 
 
-def test_determinism_and_depth() -> None:
+def test_determinism_and_depth():
     for wrong in (1, "ON", None):
         with pytest.raises(TypeError):
             ms.set_deterministic(wrong)  # type: ignore[arg-type]
@@ -109,7 +108,7 @@ def test_determinism_and_depth() -> None:
         ms.set_recursion_limit(0)
 
 
-def test_set_device_and_the_current_one() -> None:
+def test_set_device_and_the_current_one():
     ms.set_device("CPU")
     ms.set_device("CPU", 0)
     found = ms.get_current_device()
@@ -121,7 +120,7 @@ def test_set_device_and_the_current_one() -> None:
     assert ms.get_context("device_target") == "CPU", "set_device wins"
 
 
-def test_set_device_rejects_and_plans(absent: str) -> None:
+def test_set_device_rejects_and_plans(absent):
     for wrong in ((1,), (None,), ("CPU", "0"), ("CPU", 1.0)):
         with pytest.raises(OptionTypeError):
             ms.set_device(*wrong)
@@ -134,7 +133,7 @@ def test_set_device_rejects_and_plans(absent: str) -> None:
     assert msctx.current().plan.missing
 
 
-def test_device_counts() -> None:
+def test_device_counts():
     kinds = {"cpu": ms.device_context.cpu, "cuda": ms.device_context.gpu, "ascend": ms.device_context.ascend}
     for device, kind in kinds.items():
         assert kind.is_available() is (device in devices.here())
@@ -145,7 +144,7 @@ def test_device_counts() -> None:
                 kind.device_count()
 
 
-def test_seeds() -> None:
+def test_seeds():
     assert ms.get_seed() is None
     for kind, wrong in ((TypeError, ["1", 1.0, None]), (ValueError, [-1, 2**32])):
         for seed in wrong:
@@ -159,7 +158,7 @@ def test_seeds() -> None:
     assert ms.get_seed() == msctx.get_context("seed") == 7
 
 
-def test_set_memory() -> None:
+def test_set_memory():
     for kind, wrong in ((TypeError, 4), (ValueError, "0GB")):
         with pytest.raises(kind, match="max_size"):
             ms.runtime.set_memory(max_size=wrong)
@@ -175,7 +174,7 @@ def test_set_memory() -> None:
     assert not msctx.get_context()
 
 
-def test_launch_blocking_and_affinity() -> None:
+def test_launch_blocking_and_affinity():
     ms.runtime.launch_blocking()
     assert ms.get_context("pynative_synchronize") is True
     ms.runtime.set_cpu_affinity(False)
@@ -187,7 +186,7 @@ MEMORY = ("memory_reserved", "max_memory_reserved", "memory_allocated", "max_mem
 STREAMS = ("Stream", "Event", "synchronize", "current_stream", "default_stream")
 
 
-def test_memory_and_streams_on_the_cpu_and_where_there_is_no_device(absent: str) -> None:
+def test_memory_and_streams_on_the_cpu_and_where_there_is_no_device(absent):
     ms.set_context(device_target="CPU")
     assert [getattr(ms.runtime, name)() for name in MEMORY] == [0, 0, 0, 0]
     assert not any(ms.runtime.memory_stats().values())
@@ -203,7 +202,7 @@ def test_memory_and_streams_on_the_cpu_and_where_there_is_no_device(absent: str)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.cuda
-def test_memory_and_streams_of_cuda() -> None:
+def test_memory_and_streams_of_cuda():
     ms.set_context(device_target="GPU")
     stream = ms.runtime.Stream()
     with ms.runtime.StreamCtx(stream):
@@ -220,7 +219,7 @@ MODULES = ("context", "common", "common.seed", "runtime", "device_context", *(f"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_are_attributes_and_can_be_imported(name: str) -> None:
+def test_modules_are_attributes_and_can_be_imported(name):
     found: Any = ms
     for part in name.split("."):
         found = getattr(found, part)
@@ -229,7 +228,7 @@ def test_modules_are_attributes_and_can_be_imported(name: str) -> None:
         assert getattr(found, public) is not None
 
 
-def test_constants() -> None:
+def test_constants():
     assert (ms.GRAPH_MODE, ms.PYNATIVE_MODE) == (ms.context.GRAPH_MODE, ms.context.PYNATIVE_MODE) == (0, 1)
     assert (ms.STRICT, ms.COMPATIBLE, ms.LAX, ms.context.RELEASE, ms.context.DEBUG) == (0, 1, 2, 0, 1)
 
@@ -245,7 +244,7 @@ def test_constants() -> None:
         (lambda: ms.runtime.memory_replay(), r"torch\.cuda\.memory"),
     ],
 )
-def test_what_is_absent_can_be_imported_and_says_why(use: Callable[[], Any], text: str) -> None:
+def test_what_is_absent_can_be_imported_and_says_why(use, text):
     from msctx.mindspore import JitConfig, ParallelMode, Tensor
 
     assert all(repr(found).endswith(", not supported by msctx>") for found in (JitConfig, ParallelMode, Tensor))
@@ -256,13 +255,13 @@ def test_what_is_absent_can_be_imported_and_says_why(use: Callable[[], Any], tex
         import_module("msctx.mindspore.communication.management")
 
 
-def test_functions_of_msctx_that_load_torch() -> None:
+def test_functions_of_msctx_that_load_torch():
     assert (ms.set_dump, ms.parse_print, ms.ops.Print) == (msctx.set_dump, msctx.parse_print, msctx.Print)
     with pytest.raises(AttributeError, match="set_contxt"):
         _ = ms.set_contxt
 
 
-def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes_fresh: Callable[..., str]) -> None:
+def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes_fresh):
     code = """
         import sys, msctx
         assert not [m for m in sys.modules if m.startswith("msctx.mindspore")]

@@ -1,7 +1,5 @@
 """``ms.jit``: compiled in both modes, with MindSpore's words."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from graph_programs import graphs
@@ -13,13 +11,13 @@ from msctx.graph import calls
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(afresh: None) -> Iterator[None]:
+def _nothing_stays(afresh):
     yield
     msctx.reset_context()
 
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
-def test_functions_are_compiled_in_both_modes(mode: int) -> None:
+def test_functions_are_compiled_in_both_modes(mode):
     @ms.jit(jit_level="O0")
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) + 1
@@ -33,7 +31,7 @@ def test_functions_are_compiled_in_both_modes(mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
-def test_a_module_is_compiled_with_its_hooks(mode: int) -> None:
+def test_a_module_is_compiled_with_its_hooks(mode):
     net = nn.Linear(2, 2)
     net.register_forward_hook(lambda module, args, output: output + 1)
     ms.set_context(mode=mode)
@@ -47,14 +45,14 @@ def test_a_module_is_compiled_with_its_hooks(mode: int) -> None:
         ms.jit(nn.Linear(2, 2), jit_level="O0", fullgraph=True)(x)
 
 
-def test_each_of_many_modules_is_compiled() -> None:
+def test_each_of_many_modules_is_compiled():
     count = calls.VARIANTS + 2
     for number in range(count):
         ms.jit(nn.Linear(2, 2 + number), jit_level="O0")(torch.ones(1, 2))
     assert graphs() == count
 
 
-def test_dynamic_and_fullgraph() -> None:
+def test_dynamic_and_fullgraph():
     @ms.jit(jit_level="O0", dynamic=1)
     def any_size(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -71,7 +69,7 @@ def test_dynamic_and_fullgraph() -> None:
         asks(torch.ones(3))
 
 
-def test_wrong_words_raise_as_mindspore_does() -> None:
+def test_wrong_words_raise_as_mindspore_does():
     for options, error in (
         ({"jit_level": "O3"}, ValueError),
         ({"dynamic": 2}, ValueError),

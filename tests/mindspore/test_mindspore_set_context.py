@@ -108,12 +108,12 @@ def set_target(key: str) -> None:
         ms.set_context(device_target=CASES[key].target)
 
 
-def test_the_table_has_every_key() -> None:
+def test_the_table_has_every_key():
     assert {*CASES, "env_config_path"} == {key for key, row in KEYS.items() if not row.ignored}
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_values_that_pass_and_their_forms(key: str) -> None:
+def test_values_that_pass_and_their_forms(key):
     set_target(key)
     if key != "device_target":
         assert ms.get_context(key) == CASES[key].unset
@@ -126,7 +126,7 @@ def test_values_that_pass_and_their_forms(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_wrong_types_and_values(key: str) -> None:
+def test_wrong_types_and_values(key):
     set_target(key)
     before = msctx.get_context()
     for kind, values in ((OptionTypeError, CASES[key].types), (OptionError, CASES[key].values)):
@@ -137,7 +137,7 @@ def test_wrong_types_and_values(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.off])
-def test_other_targets_skip_a_key_with_a_warning(key: str) -> None:
+def test_other_targets_skip_a_key_with_a_warning(key):
     case = CASES[key]
     with pytest.warns(MsctxWarning, match=f"{key}: .* and that is {case.off}: it is skipped"):
         ms.set_context(**{"device_target": case.off, key: case.good[0][0]})
@@ -147,7 +147,7 @@ def test_other_targets_skip_a_key_with_a_warning(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", SKIPPED)
-def test_what_mindspore_ignores_or_msctx_has_no_option_for_is_reported(key: str) -> None:
+def test_what_mindspore_ignores_or_msctx_has_no_option_for_is_reported(key):
     with pytest.warns(MsctxWarning, match=f"{key}.*jit_level O0" if key == "jit_config" else key):
         ms.set_context(**{key: SKIPPED[key]})
     assert not msctx.get_context()
@@ -157,14 +157,14 @@ def test_what_mindspore_ignores_or_msctx_has_no_option_for_is_reported(key: str)
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_get_context_knows_keys_of_dictionaries_by_their_flat_names(name: str) -> None:
+def test_get_context_knows_keys_of_dictionaries_by_their_flat_names(name):
     group, key = FLAT[name]
     assert ms.get_context(name) == GROUPS[group][key].default
     with pytest.raises(OptionError, match=f"MindSpore takes it in {group} alone"):
         ms.set_context(**{name: "x"})
 
 
-def test_the_message_lists_everything_that_is_wrong_and_nothing_was_changed() -> None:
+def test_the_message_lists_everything_that_is_wrong_and_nothing_was_changed():
     ms.set_context(check_bprop=True)
     before = msctx.get_context(origin=True)
     with pytest.raises(TypeError) as caught:
@@ -175,7 +175,7 @@ def test_the_message_lists_everything_that_is_wrong_and_nothing_was_changed() ->
     assert msctx.get_context(origin=True) == before
 
 
-def test_messages_distinguish_keys_of_msctx_from_unknown_ones() -> None:
+def test_messages_distinguish_keys_of_msctx_from_unknown_ones():
     for name in ("cpu_config", "session", "preset", "seed"):
         with pytest.raises(ValueError, match=f"{name}: MindSpore has no such key; msctx.set_context takes it"):
             ms.set_context(**{name: {}})
@@ -189,7 +189,7 @@ def test_messages_distinguish_keys_of_msctx_from_unknown_ones() -> None:
         ms.get_context(number)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     ms.set_context(device_target="Ascend")
     (env := tmp_path / "env.json").write_text('{"rdr": {"enable": true, "mode": 2}}')
     (ini := tmp_path / "op.ini").write_text("[ByOpType]\nMatMul=high_precision\n")
@@ -206,19 +206,19 @@ def test_files(tmp_path: Path) -> None:
             ms.set_context(**wrong)
 
 
-def test_unknown_flags_are_reported_and_ignored() -> None:
+def test_unknown_flags_are_reported_and_ignored():
     with pytest.warns(MsctxWarning, match="'--enable_expand_op=MatMul' is ignored"):
         ms.set_context(graph_kernel_flags="--opt_level=2 --enable_expand_op=MatMul --dump_as_text")
     assert ms.get_context("graph_kernel_flags") == "--opt_level=2 --dump_as_text"
 
 
-def test_flags_that_are_all_refused_are_not_in_force() -> None:
+def test_flags_that_are_all_refused_are_not_in_force():
     with pytest.warns(MsctxWarning, match="graph_kernel_flags='--enable_low_precision=True' on cpu: refused"):
         ms.set_context(graph_kernel_flags="--enable_low_precision=True")
     assert ms.get_context("graph_kernel_flags") == ""
 
 
-def test_it_is_msctxs_state() -> None:
+def test_it_is_msctxs_state():
     ms.set_context(deterministic="ON")
     assert msctx.get_context("deterministic", origin=True).origin.startswith(f"ms.set_context at {Path(__file__).name}:")
     with msctx.context(deterministic="OFF"):
@@ -230,7 +230,7 @@ def test_it_is_msctxs_state() -> None:
     assert ms.get_context("conv_dgrad_algo") == "normal", "a group of another device"
 
 
-def test_a_target_that_is_not_here_is_planned(absent: str) -> None:
+def test_a_target_that_is_not_here_is_planned(absent):
     with pytest.warns(MsctxWarning, match="device not available; what is set is planned"):
         ms.set_context(device_target=absent, deterministic="ON")
     assert ms.get_context("device_target") == absent
@@ -244,7 +244,7 @@ def test_a_target_that_is_not_here_is_planned(absent: str) -> None:
     assert torch.are_deterministic_algorithms_enabled()
 
 
-def test_defaults_that_follow_the_target_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_that_follow_the_target_and_the_environment(monkeypatch):
     ms.set_context(device_target="Ascend")
     assert ms.get_context("memory_optimize_level") == 1
     monkeypatch.setenv("DEVICE_ID", "3")
@@ -266,7 +266,7 @@ CALLS = st.dictionaries(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(calls=st.tuples(CALLS, CALLS))
-def test_an_error_is_mindspores_and_changes_nothing(one_example: Any, calls: tuple[dict[str, Any], ...]) -> None:
+def test_an_error_is_mindspores_and_changes_nothing(one_example, calls):
     with one_example(), warnings.catch_warnings():
         warnings.simplefilter("ignore", MsctxWarning)
         try:

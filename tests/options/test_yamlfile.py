@@ -69,14 +69,6 @@ def test_any_text_is_a_document_or_a_file_error_with_places(text: str) -> None:
         assert all(1 <= line <= text.count("\n") + text.count("\r") + 2 for line in lines)
 
 
-def test_marks_of_what_is_not_there_are_those_of_what_is_around_it() -> None:
-    document = parse("a:\n  b: [1, {c: 2}]\n", "file.yaml")
-    assert str(document.mark(("a", "b", 1, "c"))) == "file.yaml:2:14"
-    assert str(document.mark(("a", "b", ""))) == "file.yaml:2:3"
-    assert str(document.mark(("a", "b", 1, "d"))) == "file.yaml:2:10"
-    assert str(document.mark(("x", "y"))) == "file.yaml:1:1"
-
-
 def test_a_value_knows_where_it_was_written() -> None:
     text = "context:\n  seed: 0\n  gpu_config: {conv_allow_tf32: false}\n  session.enable_dump: true\n"
     document = parse(text, "file.yaml")

@@ -2,8 +2,6 @@
 
 import json
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import torch._inductor.config  # noqa: F401 (the cache folder of inductor)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def folder(tmp_path, request):
     """With the EXPERIMENT of the test's module, ``two.yaml``, and its ENTRY."""
     (tmp_path / "two.yaml").write_text(request.module.EXPERIMENT)
     (tmp_path / "entry.py").write_text(request.module.ENTRY)
@@ -19,7 +17,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Callable[..., str]:
+def job(tmp_path):
     """The file of an experiment whose entry is ``main`` of a source."""
 
     def job(source: str, context: str = "{deterministic: ON}", **args: Any) -> str:

@@ -1,7 +1,6 @@
 """Experiment files and the command line: what they come to, and every mistake with its place."""
 
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from msctx.run.config import find_file, is_file, read
 
 
 @pytest.fixture
-def write(tmp_path: Path):
+def write(tmp_path):
     def write(text: str, name: str = "x.yaml") -> str:
         path = tmp_path / name
         path.write_text(textwrap.dedent(text))

@@ -19,7 +19,7 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_every_algorithm_reaches_the_same_accuracy(tmp_path: Path) -> None:
+def test_every_algorithm_reaches_the_same_accuracy(tmp_path):
     result = run(tmp_path / "run", "args.epochs=2", "runtime_num_threads=1")
     accuracy = result["test_accuracy"]
     assert isinstance(accuracy, dict)

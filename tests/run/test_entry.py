@@ -1,7 +1,6 @@
 """The entry of an experiment: found, checked against its arguments, called; every mistake with its message."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from msctx.run.config import Experiment, resolve
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch):
+def make(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 

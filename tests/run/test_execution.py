@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,8 @@ if __name__ == "__main__":
 OPTIONS = ("deterministic=ON", "runtime_num_threads=1")
 
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
-def run(run_forked: Run) -> Run:
+def run(run_forked):
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         code = f"""
@@ -53,7 +49,7 @@ def run(run_forked: Run) -> Run:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "echo.py").write_text(ECHO)
     (tmp_path / "children.py").write_text(CHILDREN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
@@ -62,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_workers_are_reached(run: Run, folder: Path, start: str) -> None:
+def test_workers_are_reached(run, folder, start):
     done = run(*OPTIONS, "--", sys.executable, folder / "children.py", start)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["child True 1", "worker True 1"]
@@ -70,14 +66,14 @@ def test_workers_are_reached(run: Run, folder: Path, start: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["", "msctx.state()", "from msctx.observers import collector"])
-def test_programs_that_begin_with_msctx_are_reached(run: Run, folder: Path, first: str) -> None:
+def test_programs_that_begin_with_msctx_are_reached(run, folder, first):
     """Their first import of torch may be one of msctx's own modules, or their own."""
     done = run(*OPTIONS, "--", sys.executable, "-c", f"import msctx\n{first}\nimport echo\necho.show('here')")
     assert (done.stdout, done.stderr) == ("here True 1\n", "")
 
 
 @pytest.mark.full
-def test_msctx_itself_is_reached(run: Run, folder: Path) -> None:
+def test_msctx_itself_is_reached(run, folder):
     for words, shown in (
         (["explain", "seed=1"], "torch.deterministic = True"),
         (["exec", "seed=1", "--", sys.executable, "-c", "import echo; echo.show('inner')"], "inner True 1"),
@@ -89,7 +85,7 @@ def test_msctx_itself_is_reached(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_torchrun_and_a_shell_are_reached(run: Run, folder: Path) -> None:
+def test_torchrun_and_a_shell_are_reached(run, folder):
     """A cap on memory holds, too, of a program that knows nothing of msctx."""
     (folder / "train.py").write_text(
         "import torch, echo\necho.show('rank')\n"
@@ -102,7 +98,7 @@ def test_torchrun_and_a_shell_are_reached(run: Run, folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["no memory"] * 2 + ["rank True 1"] * 2
 
 
-def test_a_file_gives_the_options_and_the_command_its_exit_code(run: Run, folder: Path) -> None:
+def test_a_file_gives_the_options_and_the_command_its_exit_code(run, folder):
     (folder / "options.yaml").write_text("context: {deterministic: 'ON', runtime_num_threads: 2}")
     program = "import echo, sys; echo.show('program'); sys.exit(int(sys.argv[-1]))"
     done = run(folder / "options.yaml", "runtime_num_threads=1", sys.executable, "-c", program, "--code", "9")
@@ -110,7 +106,7 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(run: Run, folder
 
 
 @pytest.mark.full
-def test_a_command_that_does_not_use_the_options(run: Run, folder: Path) -> None:
+def test_a_command_that_does_not_use_the_options(run, folder):
     done = run(*OPTIONS, "--", "echo", "done")
     assert (done.stdout, done.returncode) == ("done\n", 0)
     assert "the options did nothing: no process of `echo done`" in done.stderr
@@ -118,7 +114,7 @@ def test_a_command_that_does_not_use_the_options(run: Run, folder: Path) -> None
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
 
 
-def test_the_launcher_imports_torch_for_the_plan_alone() -> None:
+def test_the_launcher_imports_torch_for_the_plan_alone():
     for flags, is_shown in (([], False), (["-v"], True)):
         command = [sys.executable, "-X", "importtime", "-m", "msctx", "exec", *flags, *OPTIONS, "--", "true"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -129,7 +125,7 @@ def test_the_launcher_imports_torch_for_the_plan_alone() -> None:
 @pytest.mark.parametrize(
     "words", [["exec", *OPTIONS, "--", sys.executable, "-c", "import torch"], ["state"], ["explain", *OPTIONS]]
 )
-def test_a_file_that_is_called_torch_is_named(words: list[str], folder: Path) -> None:
+def test_a_file_that_is_called_torch_is_named(words, folder):
     (folder / "torch.py").write_text("")
     command = [sys.executable, "-m", "msctx", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -142,9 +138,7 @@ IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"
 
 
 @pytest.mark.parametrize(("strict", "code"), [((), 2), pytest.param(("strict=true",), 7, marks=pytest.mark.full)])
-def test_a_process_that_has_said_why_it_could_not_enter_them(
-    run: Run, folder: Path, strict: tuple[str, ...], code: int
-) -> None:
+def test_a_process_that_has_said_why_it_could_not_enter_them(run, folder, strict, code):
     program = (
         "import json, os; os.environ['MSCTX_PLAN'] = json.dumps({**json.loads(os.environ['MSCTX_PLAN']), 'version': '0.0.1'})"
     )
@@ -155,7 +149,7 @@ def test_a_process_that_has_said_why_it_could_not_enter_them(
     assert "no process of" in done.stderr
 
 
-def test_a_python_without_torch_reads_nothing_of_ours() -> None:
+def test_a_python_without_torch_reads_nothing_of_ours():
     program = "import sys; print([name for name in sys.modules if name.startswith('msctx')])"
     environment = os.environ | {"MSCTX_PLAN": '{"version": "0.0.1"}'}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
@@ -164,7 +158,7 @@ def test_a_python_without_torch_reads_nothing_of_ours() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None:
+def test_signals_reach_the_command(folder, number):
     program = (
         "import signal, sys, time\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit(11))\n"
         "print('on', flush=True)\ntime.sleep(60)"
@@ -180,7 +174,7 @@ def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None
 
 
 @pytest.mark.full
-def test_a_key_of_a_terminal_reaches_the_command_once(folder: Path) -> None:
+def test_a_key_of_a_terminal_reaches_the_command_once(folder):
     pty = pytest.importorskip("pty")
     program = (
         "import signal, sys, time\ncame = []\nsignal.signal(signal.SIGINT, lambda *_: came.append(1))\n"

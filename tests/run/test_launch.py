@@ -50,7 +50,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_two_ranks(folder: Path) -> None:
+def test_two_ranks(folder):
     done = run(folder, "--json")
     assert done.returncode == 0, done.stderr
     (made,) = (folder / "runs").iterdir()
@@ -69,7 +69,7 @@ def test_two_ranks(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_fails(folder: Path) -> None:
+def test_a_rank_that_fails(folder):
     done = run(folder, "args.fails=loudly", "--out", "out", "--json")
     assert done.returncode == 5
     assert json.loads(done.stdout)["exit_code"] == 5
@@ -82,7 +82,7 @@ def test_a_rank_that_fails(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_leaves_no_result(folder: Path) -> None:
+def test_a_rank_that_leaves_no_result(folder):
     done = run(folder, "args.fails=silently", "--out", "out")
     assert done.returncode == 7
     assert "rank 1: exit code 7" in done.stderr
@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_no_result(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_mistake_that_each_rank_finds_leaves_no_folder(folder: Path) -> None:
+def test_a_mistake_that_each_rank_finds_leaves_no_folder(folder):
     done = run(folder, "args.fial=1")
     assert done.returncode == 4
     assert "error: two.yaml:3:32  entry 'entry.py:main': got an unexpected keyword argument 'fial'" in done.stderr
@@ -99,7 +99,7 @@ def test_a_mistake_that_each_rank_finds_leaves_no_folder(folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
+def test_it_is_ended_from_outside(folder, number):
     words = command("args.sleeps=60", "--out", "out")
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

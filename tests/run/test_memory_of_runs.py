@@ -2,9 +2,6 @@
 
 import gc
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ MB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_of_tests_before(only_new_objects_are_searched: None) -> None:
+def nothing_is_left_of_tests_before(only_new_objects_are_searched):
     gc.collect()
 
 
@@ -43,7 +40,7 @@ NETWORK = """
 """
 
 
-def test_each_phase_has_its_peak(job: Any, tmp_path: Path) -> None:
+def test_each_phase_has_its_peak(job, tmp_path):
     result = run_experiment(
         read(job(NETWORK.format(batches=[16, 256, 16]), "{max_device_memory: 256MB}")), str(tmp_path / "run")
     )
@@ -56,7 +53,7 @@ def test_each_phase_has_its_peak(job: Any, tmp_path: Path) -> None:
     assert held["caps"][0]["limit_bytes"] == 256 * MB
 
 
-def test_a_run_that_meets_its_cap_fails(job: Any, tmp_path: Path) -> None:
+def test_a_run_that_meets_its_cap_fails(job, tmp_path):
     file = job(NETWORK.format(batches=[16, 512, 700]), "{max_device_memory: 96MB}")
     with pytest.raises(EntryFailed) as failed:
         run_experiment(read(file), str(tmp_path / "run"))
@@ -70,9 +67,7 @@ def test_a_run_that_meets_its_cap_fails(job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", ["{}", "{max_device_memory: 1MB, device_target: CPU}"])
-def test_an_accelerators_peaks_are_recorded_whether_host_memory_is_counted_or_not(
-    options: str, job: Any, far: Callable[..., str], tmp_path: Path
-) -> None:
+def test_an_accelerators_peaks_are_recorded_whether_host_memory_is_counted_or_not(options, job, far, tmp_path):
     source = """
         import torch
 
@@ -100,7 +95,7 @@ def test_an_accelerators_peaks_are_recorded_whether_host_memory_is_counted_or_no
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator's memory is recorded always")
-def test_without_counted_memory_nothing_is_recorded(job: Any, tmp_path: Path) -> None:
+def test_without_counted_memory_nothing_is_recorded(job, tmp_path):
     result = run_experiment(read(job(NETWORK.format(batches=[16]), "{deterministic: ON}")), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "memory.json").exists()
     assert "peak_memory_bytes" not in result

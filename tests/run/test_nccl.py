@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ def main():
 """
 
 
-def test_a_rank_on_a_gpu(tmp_path: Path) -> None:
+def test_a_rank_on_a_gpu(tmp_path):
     (tmp_path / "one.yaml").write_text(EXPERIMENT)
     (tmp_path / "entry.py").write_text(ENTRY)
     command = [sys.executable, "-m", "msctx", "run", "one.yaml", "--nproc", "1", "--json"]

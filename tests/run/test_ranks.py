@@ -35,7 +35,7 @@ def launched(folder: Path, *more: str, restarts: int = 0) -> subprocess.Complete
 
 
 @pytest.mark.full
-def test_torchrun_is_one_run(folder: Path) -> None:
+def test_torchrun_is_one_run(folder):
     done = launched(folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("options applied") == 1
@@ -49,14 +49,14 @@ def test_torchrun_is_one_run(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_restart_overwrites_what_was_recorded_before(folder: Path) -> None:
+def test_a_restart_overwrites_what_was_recorded_before(folder):
     done = launched(folder, "args.fails_first=true", "--out", "out", restarts=1)
     assert done.returncode == 0, done.stderr
     found = [json.loads((folder / f"out/rank_{number}/result.json").read_text()) for number in range(2)]
     assert [(result["status"], result["rank"]) for result in found] == [("completed", 0), ("completed", 1)]
 
 
-def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_launchers_give_each_rank_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.setenv("RANK", "1")

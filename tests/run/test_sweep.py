@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def train(scale: float = 1.0, name=""):
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> str:
+def experiment(tmp_path):
     (tmp_path / "entry.py").write_text(ENTRY)
     text = f"context: {{seed: 1}}\nexperiment: {{name: mine, entry: entry.py:train}}\nrecord: {{dir: {tmp_path}/runs}}\n"
     (tmp_path / "train.yaml").write_text(text)
@@ -44,7 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 @pytest.mark.full
-def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_grid_has_one_summary(experiment, tmp_path, capsys):
     out = tmp_path / "out"
     code, text, told = run(
         capsys, experiment, "--sweep", "deterministic=ON,OFF", "--sweep", "args.scale=3,2.5", "--out", str(out)
@@ -65,7 +64,7 @@ def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) ->
 
 
 @pytest.mark.full
-def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
+def test_texts_stay_texts(experiment, tmp_path, capsys):
     words = ("--sweep", "args.name=['5','true','a,b']", "--out", str(tmp_path / "out"), "--json")
     code, text, _ = run(capsys, experiment, *words)
     results = [one["result"] for one in json.loads(text)["points"]]
@@ -83,9 +82,7 @@ def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
         (["slurm"], "--engine: slurm: "),
     ],
 )
-def test_mistakes_of_jobs_are_told_before_anything_runs(
-    experiment: str, tmp_path: Path, capsys: Any, words: list[str], told: str
-) -> None:
+def test_mistakes_of_jobs_are_told_before_anything_runs(experiment, tmp_path, capsys, words, told):
     pytest.importorskip("submitit")
     code, _, err = run(capsys, experiment, "--sweep", "seed=1,2", "--engine", *words)
     assert code == 2
@@ -93,13 +90,13 @@ def test_mistakes_of_jobs_are_told_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_submitit_it_is_named(experiment: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_submitit_it_is_named(experiment, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     code, _, err = run(capsys, experiment, "--sweep", "seed=1,2", "--engine", "local")
     assert (code, "local needs submitit" in err, "pip install" in err) == (2, True, True)
 
 
-def test_a_dry_run_shows_the_grid(experiment: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_dry_run_shows_the_grid(experiment, tmp_path, capsys):
     code, text, _ = run(capsys, experiment, "--sweep", "seed=1,2,3", "--dry-run", "--json")
     assert (code, json.loads(text)) == (0, [{"seed": 1}, {"seed": 2}, {"seed": 3}])
     assert not (tmp_path / "runs").exists()
@@ -126,7 +123,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch):
     return Runs(monkeypatch)
 
 
@@ -136,7 +133,7 @@ def go(file: str, out: Path, *values: float, resume: bool = False, words: tuple[
     )
 
 
-def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any, runs: Runs) -> None:
+def test_ctrl_c_keeps_what_there_is(experiment, tmp_path, capsys, runs):
     runs.ends, out = "3", tmp_path / "out"
     code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2,3,4", "--out", str(out), "--json")
     found = json.loads(text)
@@ -146,7 +143,7 @@ def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, Terminated, MemoryError])
-def test_a_sweep_goes_on_where_it_stopped(experiment: str, tmp_path: Path, runs: Runs, raised: type[BaseException]) -> None:
+def test_a_sweep_goes_on_where_it_stopped(experiment, tmp_path, runs, raised):
     """Completed points are not run again; failed ones are. After MemoryError nothing is written, as when the process is killed."""
     runs.ends, runs.raises, runs.fails = "3", raised, {"2"}
     with pytest.raises(MemoryError if raised is MemoryError else sweep.Interrupted):
@@ -158,7 +155,7 @@ def test_a_sweep_goes_on_where_it_stopped(experiment: str, tmp_path: Path, runs:
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == {k: v for k, v in found.items() if k != "dir"}
 
 
-def test_jobs_that_completed_after_the_sweep_was_killed_are_kept(experiment: str, tmp_path: Path, runs: Runs) -> None:
+def test_jobs_that_completed_after_the_sweep_was_killed_are_kept(experiment, tmp_path, runs):
     runs.ends, out = "2", tmp_path / "out"
     with pytest.raises(sweep.Interrupted):
         go(experiment, out, 1, 2, 4)
@@ -167,7 +164,7 @@ def test_jobs_that_completed_after_the_sweep_was_killed_are_kept(experiment: str
     assert [row["result"]["loss"] for row in go(experiment, out, 1, 2, 4, resume=True)["points"]] == [1.0, 7.0, 3.0]
 
 
-def test_a_sweep_goes_on_only_with_the_settings_of_its_beginning(experiment: str, tmp_path: Path, runs: Runs) -> None:
+def test_a_sweep_goes_on_only_with_the_settings_of_its_beginning(experiment, tmp_path, runs):
     out = tmp_path / "out"
     go(experiment, out, 1, 2, words=("seed=1",))
     with pytest.raises(FileError, match="begun with another sweep"):
@@ -182,7 +179,7 @@ def test_a_sweep_goes_on_only_with_the_settings_of_its_beginning(experiment: str
 
 
 @pytest.mark.full
-def test_points_as_jobs_and_of_several_ranks(experiment: str, tmp_path: Path, capsys: Any) -> None:
+def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, capsys):
     pytest.importorskip("submitit")
     out = tmp_path / "out"
     words = ["--sweep", "args.scale=1,3", "--out", str(out), "--engine", "local", "--job", "timeout_min=5", "--nproc", "2"]
@@ -213,7 +210,7 @@ def train(number: int = 0):
 
 
 @pytest.fixture
-def waits(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[int]]]]:
+def waits(tmp_path):
     """Starts msctx in another process; that and the processes of a run that waits, when it does."""
     (tmp_path / "entry.py").write_text(WAITS)
     (tmp_path / "train.yaml").write_text("experiment: {entry: entry.py:train}\n")
@@ -236,7 +233,7 @@ def waits(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, -signal.SIGTERM)]
 )
-def test_ctrl_c_and_sigterm_let_the_run_write_its_record(waits: Any, tmp_path: Path, number: int, code: int) -> None:
+def test_ctrl_c_and_sigterm_let_the_run_write_its_record(waits, tmp_path, number, code):
     process, runs = waits("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out")
     process.send_signal(number)
     assert process.wait() == code

@@ -1,7 +1,5 @@
 """What inductor makes of convolutions and products of CUDA tensors: its real lowering, of tensors without data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +43,7 @@ def has_backward() -> bool:
 
 
 @pytest.fixture
-def inductor(monkeypatch: pytest.MonkeyPatch, torch_as_found: None) -> None:
+def inductor(monkeypatch, torch_as_found):
     """It believes in a large GPU, and tells of what it takes."""
     from torch._inductor import choices, utils
     from torch._inductor.kernel import conv
@@ -88,7 +86,7 @@ def kernels(function: Callable[..., Any], window: int) -> set[str]:
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor: None, said: str) -> None:
+def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor, said):
     from torch._inductor import config
 
     options, taken = SAID[said]
@@ -114,7 +112,7 @@ def product(x: Any, w: Any, g: Any) -> Any:
     return torch.ops.aten.mm(x.permute(0, 2, 3, 1).reshape(-1, 16), w.reshape(32, 16).permute(1, 0))
 
 
-def test_products_are_measured_while_performance_is_asked_for(inductor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_measured_while_performance_is_asked_for(inductor, monkeypatch):
     """Triton's kernels for each are among what inductor then chooses from by measurement; else there is cuBLAS's choice alone."""
     from torch._inductor.choices import InductorChoices
     from torch._inductor.select_algorithm import TritonTemplate

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from plans import planned
+from samples import planned
 
 import msctx
 from msctx import devices
@@ -14,7 +14,7 @@ CAPS = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("4GB", "8GB"), ("8GB", "4GB")])
-def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
+def test_the_tightest_of_nested_scopes_holds(outer, inner):
     """An inner scope cannot loosen the cap of an outer one; what it asks of the allocator, it can take back."""
     found = planned({"max_device_memory": outer}, {"max_device_memory": inner}, on="cuda")
     assert found.assignments == {CAPS["cuda"]: 4 * GB}
@@ -25,7 +25,7 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     assert found.assignments == {"torch.accelerator.allocator_settings": None, "models.recompute": False}
 
 
-def test_nested_caps_on_a_cpu_all_count() -> None:
+def test_nested_caps_on_a_cpu_all_count():
     caps = ("4GB", "8GB", "1GB")
     (row,) = planned(*({"max_device_memory": cap} for cap in caps), free_memory=3 * GB).rows
     assert row.status == "honoured"
@@ -36,7 +36,7 @@ def test_nested_caps_on_a_cpu_all_count() -> None:
 
 
 @pytest.mark.parametrize(("cap", "size", "words"), [("8GB", 8 * GB, "8 GiB"), ("100TB", 102400 * GB, "100 TiB")])
-def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch, cap: str, size: int, words: str) -> None:
+def test_free_memory_is_the_cap_where_it_is_less(monkeypatch, cap, size, words):
     monkeypatch.setattr(devices, "here", lambda: ("cpu",))
     monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
     (row,) = msctx.explain({"max_device_memory": cap}).rows
@@ -52,13 +52,13 @@ def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch
     ("given", "shown"),
     [("4GB", "4 GiB"), ("1.5GiB", "1.5 GiB"), (GB + 1, "1 GiB (1073741825 bytes)"), ("5000B", "4.883 KiB")],
 )
-def test_a_size_prints_in_words_that_mean_it_exactly(given: str | int, shown: str) -> None:
+def test_a_size_prints_in_words_that_mean_it_exactly(given, shown):
     size = msctx.explain(max_device_memory=given).rows[0].value
     assert f"{size}" == repr(size) == shown
     assert json.dumps(size) == json.dumps(size + 0)
 
 
 @pytest.mark.parametrize(("target", "applies"), [(None, False), ("GPU", False), ("CPU", True)])
-def test_beside_an_accelerator_the_host_is_capped_where_it_is_the_target(target: str | None, applies: bool) -> None:
+def test_beside_an_accelerator_the_host_is_capped_where_it_is_the_target(target, applies):
     found = planned({"max_device_memory": "4GB"} | ({"device_target": target} if target else {}), on=DEVICES)
     assert any(r.option == "max_device_memory" and r.device == "cpu" for r in found.rows) is applies

@@ -1,8 +1,7 @@
 """The native core is looked for, and missed, before an option needs it."""
 
 import pytest
-from plans import planned
-from samples import values
+from samples import planned, values
 
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
@@ -27,7 +26,7 @@ def served_by_core(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_needs_the_core_is_listed_and_is_refused_without_it(device: str) -> None:
+def test_what_needs_the_core_is_listed_and_is_refused_without_it(device):
     needing = set()
     for option in OPTIONS.values():
         for beside in BESIDE:
@@ -46,7 +45,7 @@ def test_what_needs_the_core_is_listed_and_is_refused_without_it(device: str) ->
     assert "op_timeout" in needing
 
 
-def test_a_program_without_a_compiler_goes_on_with_a_warning(passes, tmp_path) -> None:
+def test_a_program_without_a_compiler_goes_on_with_a_warning(passes, tmp_path):
     out = passes(
         f"""
         import warnings

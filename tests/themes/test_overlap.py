@@ -1,10 +1,5 @@
 """parallel_speed_up_json_path with its keys, hcom_parallel, is_tailing_optimization: what of a program they move."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from ranks import two_ranks
 
@@ -33,7 +28,7 @@ x, w, v = (torch.randn(16, 16, requires_grad=True) for _ in range(3))
 
 
 @pytest.mark.full
-def test_products_are_computed_while_gradients_of_inputs_are_communicated(passes: Callable[..., str]) -> None:
+def test_products_are_computed_while_gradients_of_inputs_are_communicated(passes):
     passes(
         ORDER
         + """
@@ -62,7 +57,7 @@ assert not config.reorder_for_compute_comm_overlap and not config.reorder_for_co
 
 
 @pytest.mark.full
-def test_what_is_computed_again_is_so_while_something_is_communicated(passes: Callable[..., str]) -> None:
+def test_what_is_computed_again_is_so_while_something_is_communicated(passes):
     passes(
         ORDER
         + """
@@ -92,7 +87,7 @@ assert places[True] > places[False], places
 
 
 @pytest.mark.full
-def test_collectives_of_compiled_code_are_bundled(passes: Callable[..., str]) -> None:
+def test_collectives_of_compiled_code_are_bundled(passes):
     passes(
         ORDER
         + """
@@ -114,7 +109,7 @@ for value, number in ((None, 2), (True, 1), (False, 2)):
 
 
 @pytest.mark.full
-def test_products_and_collectives_become_one_operator(passes: Callable[..., str]) -> None:
+def test_products_and_collectives_become_one_operator(passes):
     """What level 3 writes on CUDA, seen in the graph; the kernels themselves need GPUs that see each other's memory."""
     passes(
         """
@@ -167,7 +162,7 @@ assert config._micro_pipeline_tp is False
 
 
 @pytest.mark.full
-def test_compiled_code_computes_the_same_on_two_ranks(tmp_path: Path) -> None:
+def test_compiled_code_computes_the_same_on_two_ranks(tmp_path):
     two_ranks(
         tmp_path,
         """

@@ -2,9 +2,6 @@
 
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from msctx.errors import MsctxWarning, OptionError, StrictError, SwitchError
 from msctx.switches import SWITCHES, Switch
 from msctx.torch_config import is_threads_own
 
-Held = Callable[..., AbstractContextManager[ledger.Hold]]
 pytestmark = pytest.mark.usefixtures("torch_as_found")
 
 
@@ -30,7 +26,7 @@ def old_getters_answer() -> bool:
         return isinstance(torch.backends.cudnn.allow_tf32, bool)
 
 
-def test_trap_01_cudnn_flags_disables_cudnn(held: Held) -> None:
+def test_trap_01_cudnn_flags_disables_cudnn(held):
     torch.backends.cudnn.enabled = True
     with torch.backends.cudnn.flags(deterministic=True):
         assert not torch.backends.cudnn.enabled, "torch fixed it: flags() leaves cuDNN on"
@@ -44,7 +40,7 @@ def test_trap_01_cudnn_flags_disables_cudnn(held: Held) -> None:
     assert torch.backends.cudnn.enabled
 
 
-def test_trap_02_mkldnn_precision_writes_the_generic_node(held: Held, exact_state: Callable[[], dict[str, Any]]) -> None:
+def test_trap_02_mkldnn_precision_writes_the_generic_node(held, exact_state):
     before = exact_state()
     assert node("generic", "all") == "none"
     torch.backends.mkldnn.fp32_precision = "bf16"
@@ -60,7 +56,7 @@ def test_trap_02_mkldnn_precision_writes_the_generic_node(held: Held, exact_stat
     assert exact_state() == before
 
 
-def test_trap_03_generic_ieee_leaves_cudnn_at_tf32(held: Held) -> None:
+def test_trap_03_generic_ieee_leaves_cudnn_at_tf32(held):
     torch.backends.cudnn.allow_tf32 = True  # what cudnn.flags() also does on its way out
     with torch.backends.flags(fp32_precision="ieee"):
         assert node("cuda", "conv") == node("cuda", "rnn") == "tf32", "torch fixed it: ieee reaches cuDNN's operators"
@@ -72,7 +68,7 @@ def test_trap_03_generic_ieee_leaves_cudnn_at_tf32(held: Held) -> None:
         assert node("cuda", "conv") == node("cuda", "rnn") == "tf32"
 
 
-def test_trap_04_a_node_alone_makes_other_peoples_code_raise(held: Held) -> None:
+def test_trap_04_a_node_alone_makes_other_peoples_code_raise(held):
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
@@ -88,7 +84,7 @@ def test_trap_04_a_node_alone_makes_other_peoples_code_raise(held: Held) -> None
         assert old_getters_answer(), "after the scope"
 
 
-def test_trap_05_matmul_precision_says_high_for_an_ieee_node(held: Held) -> None:
+def test_trap_05_matmul_precision_says_high_for_an_ieee_node(held):
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     assert torch.get_float32_matmul_precision() == "high", "torch fixed it: the old getter follows the node"
@@ -104,7 +100,7 @@ def test_trap_05_matmul_precision_says_high_for_an_ieee_node(held: Held) -> None
 
 
 @pytest.mark.filterwarnings("ignore:hi is not one of")
-def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch, run_forked: Callable[..., Any]) -> None:
+def test_trap_06_a_wrong_precision_only_warns(monkeypatch, run_forked):
     code = "import torch; torch.set_float32_matmul_precision('hi'); print(torch.get_float32_matmul_precision())"
     done = run_forked(code)  # it warns once a process
     assert (done.returncode, done.stdout) == (0, "highest\n"), "torch fixed it: the value is an error"
@@ -120,7 +116,7 @@ def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch, r
         ledger.apply({"deaf": "hi"}, ledger.Hold("trap 6"))
 
 
-def test_trap_07_inductors_flag_is_the_threads_own() -> None:
+def test_trap_07_inductors_flag_is_the_threads_own():
     from torch._inductor import config
 
     def there() -> bool:
@@ -140,7 +136,7 @@ def test_trap_07_inductors_flag_is_the_threads_own() -> None:
     assert not in_thread(there)
 
 
-def test_trap_08_deterministic_off_overwrites_inductors_flag(exact_state: Callable[[], dict[str, Any]]) -> None:
+def test_trap_08_deterministic_off_overwrites_inductors_flag(exact_state):
     from torch._inductor import config
 
     config.deterministic = True
@@ -169,7 +165,7 @@ def weight_gradient(threads: int | None = None) -> torch.Tensor:
     return weight.grad
 
 
-def test_trap_09_deterministic_holds_for_one_number_of_threads() -> None:
+def test_trap_09_deterministic_holds_for_one_number_of_threads():
     for threads in (1, 2):
         grads = []
         for _ in range(2):
@@ -183,7 +179,7 @@ def test_trap_09_deterministic_holds_for_one_number_of_threads() -> None:
         pytest.skip("on this CPU a convolution's weight gradient is the same with one thread and with two")
 
 
-def test_trap_10_determinism_fills_new_memory() -> None:
+def test_trap_10_determinism_fills_new_memory():
     torch.use_deterministic_algorithms(True)
     assert torch.empty(64).isnan().all(), "torch fixed it: uninitialised memory is not filled"
     torch.use_deterministic_algorithms(False)
@@ -206,7 +202,7 @@ def test_trap_10_determinism_fills_new_memory() -> None:
     assert not torch.utils.deterministic.fill_uninitialized_memory, "put back to torch's default instead of what was found"
 
 
-def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_11_cublas_reads_its_variable_once(held, monkeypatch):
     variable = "CUBLAS_WORKSPACE_CONFIG"
     monkeypatch.setenv(variable, "x")
     monkeypatch.delenv(variable)  # so that what the switch leaves behind is taken away after the test
@@ -240,7 +236,7 @@ def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.
     assert os.environ[variable] == ":4096:8"
 
 
-def test_trap_12_a_saved_flag_is_not_the_whole_state(held: Held) -> None:
+def test_trap_12_a_saved_flag_is_not_the_whole_state(held):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -36,7 +36,7 @@ def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1, entry:
 
 
 @pytest.mark.full
-def test_equal_runs(capsys: Any) -> None:
+def test_equal_runs(capsys):
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
     assert out.startswith("equal: first run and second run agree in 2 steps, ")
@@ -45,7 +45,7 @@ def test_equal_runs(capsys: Any) -> None:
 
 
 @pytest.mark.full
-def test_the_first_operator_that_differs_is_named(capsys: Any) -> None:
+def test_the_first_operator_that_differs_is_named(capsys):
     result = found(capsys, "args.fault=of_process", "args.step=3", "args.steps=5")
     finding = result["finding"]
     where = {"kind": "operator", "operator": "planted::of_process", "module": "body.1", "direction": "forward", "step": 3}
@@ -69,7 +69,7 @@ FAULTS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
+def test_planted_faults_are_named(fault, capsys):
     finding = found(capsys, f"args.fault={fault}")["finding"]
     assert (finding["kind"], finding["operator"], finding["module"], finding["direction"]) == FAULTS[fault]
     if fault == "backward":
@@ -81,13 +81,13 @@ def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
 
 
 @pytest.mark.full
-def test_an_operator_that_depends_on_threads(capsys: Any) -> None:
+def test_an_operator_that_depends_on_threads(capsys):
     result = found(capsys, "args.fault=of_threads", "--against", "threads:3")
     assert (result["finding"]["operator"], result["names"]) == ("planted::of_threads", ["threads: 1", "threads: 3"])
 
 
 @pytest.mark.full
-def test_runs_that_diverge(capsys: Any) -> None:
+def test_runs_that_diverge(capsys):
     for words, text, step in (
         ("args.extra=true args.step=1", "args.extra=true args.step=1 calls aten::sigmoid in module (none)", 1),
         ("args.fails=true", "args.fails=true fails: ValueError: the data are gone", 0),
@@ -98,7 +98,7 @@ def test_runs_that_diverge(capsys: Any) -> None:
 
 
 @pytest.mark.full
-def test_an_entry_that_raises_in_both_runs(capsys: Any) -> None:
+def test_an_entry_that_raises_in_both_runs(capsys):
     code, _, err = run(capsys, "args.fails=true")
     assert (code, "the data are gone" in err) == (5, True)
     code, _, err = run(capsys, "args.code=3")
@@ -108,19 +108,19 @@ def test_an_entry_that_raises_in_both_runs(capsys: Any) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("entry", ["recurrent", "transformed"])
 @pytest.mark.parametrize("against", ["run", "compiled"])
-def test_programs_that_are_unusual(entry: str, against: str, capsys: Any) -> None:
+def test_programs_that_are_unusual(entry, against, capsys):
     assert found(capsys, "--against", against, code=0, entry=entry)["steps"] == 2
 
 
 @pytest.mark.full
-def test_the_compiler_runs_no_operators_of_the_program(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_runs_no_operators_of_the_program(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert found(capsys, "args.compiles=true", code=0)["steps"] == 2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("fault", "place"), [("forward", ("Tanh", "body.0")), ("backward", ("Linear", "first"))])
-def test_a_module_that_is_compiled_wrongly_is_named(fault: str, place: tuple[str, str], capsys: Any) -> None:
+def test_a_module_that_is_compiled_wrongly_is_named(fault, place, capsys):
     finding = found(capsys, f"args.fault={fault}", "--against", "compiled", entry="miscompiled")["finding"]
     assert (finding["kind"], finding["operator"], finding["module"]) == ("compiled", *place)
     assert all(name.startswith("gradient") for name in finding["values"]) is (fault == "backward")
@@ -128,26 +128,26 @@ def test_a_module_that_is_compiled_wrongly_is_named(fault: str, place: tuple[str
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_code_that_is_compiled_well(dtype: str, capsys: Any) -> None:
+def test_code_that_is_compiled_well(dtype, capsys):
     result = found(capsys, f"args.dtype={dtype}", "--against", "compiled", code=0, entry="miscompiled")
     assert (result["steps"], result["operators"], result["unit"]) == (2, 2, "calls of modules")
 
 
-def test_torchrun_is_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run(capsys)
     assert (code, "without torchrun" in err) == (2, True)
 
 
 @pytest.mark.full
-def test_an_entry_that_runs_no_operator_is_not_equal(capsys: Any) -> None:
+def test_an_entry_that_runs_no_operator_is_not_equal(capsys):
     code, out, err = run(capsys, entry="nothing")
     assert (code, out) == (4, "")
     assert "nothing was compared; the entry's own process had no operators" in err
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_both_runs() -> None:
+def test_ctrl_c_ends_both_runs():
     command = [sys.executable, "-m", "msctx", "verify", f"{FILE}:train", "args.steps=100000000"]
     mark = {"TEST_OF_CTRL_C": str(os.getpid())}
     with subprocess.Popen(
