@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import State
-from fake_switches import Held
 from old_precision import old_flags, old_getters, precision_nodes, put_precision_back
 
 import msctx
@@ -77,7 +76,7 @@ def test_each_state_comes_back_and_the_old_api_answers_where_it_did(held, torch_
         put_precision_back(*found)
 
 
-def check_answers(held: Held, exact_state: State, requested: dict[str, bool], *, seen: bool) -> None:
+def check_answers(held, exact_state: State, requested: dict[str, bool], *, seen: bool) -> None:
     """Inside a scope, and after it, beside the whole recipe of determinism; and what was asked holds, whoever used flags()."""
     before = answers() if seen else {}
     whole = exact_state(), old_getters()
