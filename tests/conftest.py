@@ -287,18 +287,6 @@ _FLAGS = [
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture
-def run_python(native_core: None) -> RunPython:
-    """Run code in a fresh interpreter, in the root of the project."""
-
-    def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        more = {"env": _variables(env), "cwd": ROOT, "timeout": timeout}
-        return subprocess.run(command, capture_output=True, text=True, check=False, **more)
-
-    return run
-
-
 def _variables(more: dict[str, str] | None) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | (more or {})
 
@@ -345,7 +333,7 @@ def torch_interpreter(native_core: None) -> Iterator[Interpreter]:
 
 @pytest.fixture
 def run_forked(torch_interpreter: Interpreter) -> RunPython:
-    """Run code in a process of its own, which has imported torch and nothing of msctx: seconds less than ``run_python``."""
+    """Run code in a process of its own, which has imported torch and nothing of msctx: seconds less than ``passes_fresh``."""
     return lambda code, **more: _run_forked(torch_interpreter, code, **more)
 
 
@@ -372,9 +360,15 @@ def script(torch_interpreter: Interpreter) -> Callable[..., "subprocess.Complete
 
 
 @pytest.fixture
-def passes_fresh(run_python: RunPython) -> Callable[..., str]:
+def passes_fresh(native_core: None) -> Callable[..., str]:
     """Like ``passes``, in an interpreter that has imported nothing: for what is decided at the first import."""
-    return lambda code, **more: _passed(run_python(code, **more))
+
+    def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        more = {"env": _variables(env), "cwd": ROOT, "timeout": timeout}
+        return _passed(subprocess.run(command, capture_output=True, text=True, check=False, **more))
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,7 @@ BENCH = Path(__file__).parents[1] / "bench"
 MACHINE = {"cpu": "a CPU", "isa": "avx2", "amx_fp16": False, "cores": 2, "torch": "2"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_figure_is_bold_only_if_its_interval_and_the_control_bear_it_out(bench: Bench) -> None:

@@ -107,6 +107,6 @@ def test_every_name_of_the_vocabulary_is_a_function_or_an_argument_of_one() -> N
         )
 
 
-def test_it_is_loaded_only_when_asked_for(run_python: Any) -> None:
+def test_it_is_loaded_only_when_asked_for(passes_fresh: Any) -> None:
     code = "import sys, msctx; print([m for m in sys.modules if m in ('msctx.vocabulary', 'msctx.runtime', 'msctx.mindspore')])"
-    assert run_python(code).stdout.strip() == "[]"
+    assert passes_fresh(code).strip() == "[]"

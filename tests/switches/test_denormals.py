@@ -15,11 +15,9 @@ def shares() -> tuple[float, bool]:
 
 
 @pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(threads):
+    with threads(2):
+        yield
 
 
 @pytest.mark.usefixtures("two_threads")
