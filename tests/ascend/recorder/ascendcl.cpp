@@ -105,6 +105,7 @@ aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version
 }
 
 const char* aclGetRecentErrMsg() { return "the recorder was told to fail"; }
+void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
 
 // --- devices -------------------------------------------------------------------------------------------------------------------
 
@@ -146,6 +147,9 @@ aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
 }
 
 aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) DONE(*value = all_cores[0])
+aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) DONE(*can = 1)
+aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 
 // --- memory --------------------------------------------------------------------------------------------------------------------
 
@@ -241,6 +245,7 @@ aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return acl
 aclError aclrtDestroyEvent(aclrtEvent event) DONE(std::free(event))
 aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) DONE(*status = ACL_EVENT_RECORDED_STATUS_COMPLETE)
 aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) DONE(*status = ACL_EVENT_WAIT_STATUS_COMPLETE)
+aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) DONE(*ms = 0)
 aclError aclrtSynchronizeStream(aclrtStream) RECORDED()
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t ms) RECORDED(ms)
 aclError aclrtSynchronizeDevice() RECORDED()
@@ -276,6 +281,9 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* actual) {
 
 aclError aclrtGetOpExecuteTimeout(uint32_t* milliseconds) DONE(*milliseconds = op_microseconds / 1000)
 aclError aclrtSetOpWaitTimeout(uint32_t seconds) RECORDED(seconds)
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) RECORDED(mode)
+aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t mode) RECORDED(mode)
+aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t on) RECORDED(on)
 aclError aclmdlInitDump() RECORDED()
 aclError aclmdlSetDump(const char* path) RECORDED(path)
 aclError aclmdlFinalizeDump() RECORDED()
