@@ -93,11 +93,7 @@ Policy::Policy(const Json& given, const ConvTable& table)
           .batch_invariant = given["batch_invariant"].is_on(), .torch_keeps_products = given["torch_keeps_products"].is_on(),
           .allow_tf32 = given["conv_allow_tf32"].is_on(), .allow_fp32_emulation = given["allow_fp32_emulation"].is_on(),
           .frozen_weights = given["frozen_weights"].is_on()},
-      workspace_limit(given["conv_workspace_limit"].integer(-1)), max_error(given["conv_max_error"].number()),
-      matmul_max_error(given["matmul_max_error"].number()), tuning(int32_t(given["tuning_file"].integer())),
-      recording(int32_t(given["work_path"].integer())), deterministic(given["deterministic"].is_on()),
-      matmul_allow_tf32(given["matmul_allow_tf32"].is_on()), table_(table),
-      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
+      given(given), table_(table), safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
   for (int d = 0; d < directions; d++) asked_[d] = given[option_of(name_of(Direction(d)))].text;
   for (const auto& [_, rule] : given["rules"].members) {
     Rule& made = rules_.emplace_back(Rule{Conditions::of(rule), {}});

@@ -242,12 +242,14 @@ class Policy : public Taken {
   Decided known(const std::string& key);
   Decided keep(const std::string& key, Decided, bool instead = false);
 
-  const int64_t workspace_limit;             // bytes; negative: none
-  const double max_error, matmul_max_error;  // that a row may have for `normal` and `performance`; 0: see largest_error
+  const Json given;
+  const int64_t workspace_limit = given["conv_workspace_limit"].integer(-1);  // bytes; negative: none
+  // That a row may have for `normal` and `performance`; 0: see largest_error.
+  const double max_error = given["conv_max_error"].number(), matmul_max_error = given["matmul_max_error"].number();
   // Python replaces the two paths by the numbers of their tables: that of the tuning results which `performance` looks into, and that in
   // which problems are recorded, to be measured later; 0: none.
-  const int32_t tuning, recording;
-  const bool deterministic, matmul_allow_tf32;
+  const int32_t tuning = int32_t(given["tuning_file"].integer()), recording = int32_t(given["work_path"].integer());
+  const bool deterministic = given["deterministic"].is_on(), matmul_allow_tf32 = given["matmul_allow_tf32"].is_on();
   std::string asked_[directions];
   std::vector<Rule> rules_;
   const ConvTable& table_;

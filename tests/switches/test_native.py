@@ -23,7 +23,8 @@ def test_policies_bring_the_library_of_their_place() -> None:
 
 
 def test_the_library_reads_each_field_by_its_name() -> None:
-    read = {*re.findall(r'given\["(\w+)"\]', (KERNEL_SOURCES / "common" / "policy.cpp").read_text("utf-8"))}
+    text = "".join(path.read_text("utf-8") for path in (KERNEL_SOURCES / "common").glob("policy.*"))
+    read = {*re.findall(r'given\["(\w+)"\]', text)}
     algorithms = {*map(option_of, REQUESTED), *RULES}
     assert {f.name for f in fields(ConvPolicy)} - algorithms == read - {"rules"}
 
