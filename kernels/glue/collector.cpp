@@ -79,7 +79,7 @@ struct Around {
 struct Here {
   Around place, last;  // last: what ran last of a backward pass
   int64_t last_task = -1;  // that pass
-  bool is_inside = false, looks_away = false, is_compiled = false;
+  bool is_inside = false, looks_away = false;
   bool may_call_python = false;  // what is_inside, for a watchdog
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
@@ -134,23 +134,15 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
   return all.size() > count ? all.slice(all.size() - count) : all;
 }
 
-// What Python knows of the place in the program; nullptr: nothing.
-const char* place_here(bool of_module) { return reinterpret_cast<const char*>(call_python(placer, 0, "(i)", int(of_module))); }
 // The frame of Python that calls an operator which may call Python itself: hooks that pack what autograd keeps, and modes.
-long caller_here() { return call_python(placer, 0, "(i)", 2); }
+long caller_here() { return call_python(placer, 0, "(i)", 1); }
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
 const char* line_of(const Here& here, const Config& asked) {
   if (!asked.lines) return "";
   if (here.backward && here.place.module == here.place.maker.module) return here.place.maker.line;
-  const char* line = place_here(false);
+  const auto line = reinterpret_cast<const char*>(call_python(placer, 0, "(i)", 0));
   return line ? line : "";
-}
-
-// In compiled code no hook runs.
-const char* module_of(const Here& here) {
-  const char* module = here.is_compiled && !here.backward ? place_here(true) : nullptr;
-  return module ? module : here.place.module;
 }
 
 // What it returns, and what it writes to beside that.
@@ -228,7 +220,7 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
   row.id = id;
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
-  row.module = module_of(here);
+  row.module = here.place.module;
   // What the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one. A compiled backward pass
   // (compiled autograd) has none.
   const int64_t task = torch::autograd::get_current_graph_task_id();
@@ -400,6 +392,3 @@ MSCTX_API const void* msctx_enter_module(const void* module) {
 
 // Whether what runs in this thread from now on is no operator of the program. Returns whether it was none before.
 MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_away, looks_away != 0); }
-
-// Whether what runs in this thread from now on is compiled code. Returns whether it was before.
-MSCTX_API int msctx_enter_compiled(int is_compiled) { return std::exchange(here.is_compiled, is_compiled != 0); }

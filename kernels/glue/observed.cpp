@@ -113,19 +113,14 @@ uint64_t digest_of(const at::Tensor& given) {
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;
 }
 
-// In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64, or, with `keeps_bits`, as
-// unsigned integers with the same bits. Throws where the file cannot be written whole.
-void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
+// In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64. Throws where the file cannot be
+// written whole.
+void write_npy(const at::Tensor& given, const std::string& path) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
   const auto dtype = t.scalar_type();
   const bool is_numpys = at::isIntegralType(dtype, true) || dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
                          dtype == at::kComplexFloat || dtype == at::kComplexDouble;
-  if (!is_numpys) {
-    if (keeps_bits && c10::isFloat8Type(dtype)) t = t.contiguous().view(at::kByte);
-    else if (keeps_bits && t.itemsize() == 2) t = t.contiguous().view(at::kUInt16);
-    else if (keeps_bits && t.itemsize() == 4) t = t.contiguous().view(at::kUInt32);
-    else t = t.to(t.is_complex() ? at::kComplexFloat : at::kFloat);
-  }
+  if (!is_numpys) t = t.to(t.is_complex() ? at::kComplexFloat : at::kFloat);
   const char kind = t.scalar_type() == at::kBool ? 'b' : t.is_complex() ? 'c' : t.is_floating_point() ? 'f' : t.is_signed() ? 'i' : 'u';
   const std::string type = (t.itemsize() == 1 ? "|" : "<") + (kind + std::to_string(t.itemsize()));
   t = t.contiguous();
@@ -180,7 +175,7 @@ void take_digest(Seen& found, const at::Tensor& t) try {
 }
 
 void keep(Seen& found, const at::Tensor& t, const Reader& by, const std::string& file, std::string& problem) try {
-  write_npy(t, by.files + "/" + file, (by.tensors & 2) != 0);
+  write_npy(t, by.files + "/" + file);
   found.file = file;
 } catch (const c10::Error&) {
   found.unread = unconvertible;

@@ -60,7 +60,7 @@ struct Reader {
   std::string files = given["folder"].text;      // its folder
   bool inputs = wants("inputs"), outputs = wants("outputs");           // rows of what goes in, of what comes out
   bool statistics = wants("statistics"), digests = wants("digests");   // of the tensors in its rows
-  int64_t tensors = given["tensors"].integer();  // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
+  bool tensors = wants("tensors");                                     // these tensors as files
   // 1: rows of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
   int overflow = int(given["overflow"].integer());
   bool errors = wants("errors");          // a row of an operator that raises

@@ -103,7 +103,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_text": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
     "msctx_look_away": (c_int, [c_int]),
-    "msctx_enter_compiled": (c_int, [c_int]),
     "msctx_running": (JSON, []),
     "msctx_pool_set": (TEXT, [c_int]),
     "msctx_pool_is_installed": (c_int, []),
