@@ -23,8 +23,7 @@ def test_policies_bring_the_library_of_their_place() -> None:
 
 
 def test_the_library_reads_each_field_by_its_name() -> None:
-    text = "".join(path.read_text("utf-8") for path in (KERNEL_SOURCES / "common").glob("policy.*"))
-    read = {*re.findall(r'given\["(\w+)"\]', text)}
+    read = {*re.findall(r'given\["(\w+)"\]', "".join(p.read_text() for p in (KERNEL_SOURCES / "common").glob("policy.*")))}
     algorithms = {*map(option_of, REQUESTED), *RULES}
     assert {f.name for f in fields(ConvPolicy)} - algorithms == read - {"rules"}
 
