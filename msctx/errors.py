@@ -173,12 +173,10 @@ class StrictError(MsctxError, RuntimeError):
     exit_code = 7
 
     @classmethod
-    def of(cls, reasons: Sequence[str], requested: str = "strict=True") -> StrictError:
+    def of(cls, reasons: Sequence[str], requested: str = "strict=True", what: str = "would have no effect") -> StrictError:
         lines = "\n".join(f"  {r}" for r in reasons)
         name = requested.partition("=")[0]
-        return cls(
-            f"{requested}, and these options would have no effect:\n{lines}\nNothing was changed. Remove these options, or {name}."
-        )
+        return cls(f"{requested}, and these options {what}:\n{lines}\nNothing was changed. Remove these options, or {name}.")
 
 
 class ScopeError(MsctxError, RuntimeError):

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.options import DEVICES, Layer, Setting, Settings
+from msctx.errors import Diagnostic, OptionError
+from msctx.options import DEVICES, OPTIONS, Layer, Setting, Settings
 from msctx.options.conv_policy import plain
 from msctx.tables import Table
 from msctx.themes import AS_FOUND, BY_NAME, Facts, On, Outcome, translate
+from msctx.themes.base import reason
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -162,7 +164,7 @@ class Plan(Table):
         return ["option", "value", "from", "device", "status", "switches, or why"], map(cells, self.rows)
 
     def _notes(self) -> list[str]:
-        return [f"preview only: no {self.target} here"] if self.missing else []
+        return [f"preview only: no {self.target} here; entering it raises DeviceError"] if self.missing else []
 
     @cached_property
     def digest(self) -> str:
@@ -204,7 +206,7 @@ def make(settings: Settings, facts: Facts) -> Plan:
     device_id = settings.get("session_device_id", main) or settings.get("device_id", main)
     on: dict[str, On] = {}
     rows = [row for device in devices for row in _rows(on.get(device) or On(device, settings, facts, on))]
-    rows = [*_in_step(rows, main), *_absent(settings, devices)]
+    rows = [*_in_step(rows, main), *_absent(settings, on[main], devices)]
     # the device first: what is set for "the current device" must find it
     order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", "session_device_id", *settings]))}
     return Plan(
@@ -239,6 +241,14 @@ def _in_step(rows: list[Row], main: str) -> Iterator[Row]:
         yield replace(row, assignments=left, status="approximated" if own else "inert", reason=reason)
 
 
+def device_named(word: str) -> str:
+    """A device by one of the words that ``device_target`` takes, in upper or lower case."""
+    words = dict(getattr(OPTIONS["device_target"].kind, "aliases", ()))
+    if (device := TARGETS.get(words.get(str(word).lower(), ""))) is None:
+        raise OptionError([Diagnostic("device", f"{word!r} is not a device", allowed=", ".join(DEVICES))])
+    return device
+
+
 def _target(settings: Settings) -> str | None:
     """The target that counts, in MindSpore's words."""
     offline, target = settings.get("use_off_line"), settings.get("device_target")
@@ -264,11 +274,14 @@ def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "") -> R
     return Row(**given, device=device, winner=winner, **vars(outcome))
 
 
-def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
+def _absent(settings: Settings, main: On, devices: Iterable[str]) -> Iterable[Row]:
     """Groups of devices that are not here: they wait for a machine that has one, and no warning is due."""
-    words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
+    words = {"cpu": "this plan leaves the CPU out", "cuda": "no CUDA device here", "ascend": "no Ascend device here"}
     for device in sorted(settings.devices - set(devices)):
         mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
         for setting in mine:
             if setting.device == device:
-                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here", shadowed=True))
+                flat = Layer({setting.option.name: replace(setting, spelling=setting.option.name)})
+                found = translate(On(main.device, Settings([flat], settings), main.facts)).get(setting.option.name)
+                fix = f"written as {setting.option.name} it acts on this device" if found and found.status in DONE else ""
+                yield _row(setting, device, Outcome("inert", {}, reason(words[device], fix), shadowed=True))

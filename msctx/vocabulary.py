@@ -11,8 +11,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from msctx import devices
 from msctx.context import get_context, set_options
-from msctx.options import OPTIONS, UNSET, Option, option_of
+from msctx.notices import warn
+from msctx.options import OPTIONS, UNSET, Option, device_of, option_of
 
 ARGUMENTS = {
     "threads_num": "num",
@@ -63,6 +65,8 @@ def setter(name: str, module: str, store: Store | None = None) -> Callable[..., 
         given = [*values, *named.values()] or ([DEFAULTS[name]] if name in DEFAULTS else [])
         if len(given) != 1 or set(named) - {argument, "value"}:
             raise TypeError(f"{name}() takes one value: {name}({argument})")
+        if store is None and device_of(name) not in (None, *devices.here()):
+            warn(f"{name} acts only on another device; msctx.set_context({option.name}=…) acts on each that has it")
         store(name, given[0]) if store else set_options({name: given[0]}, name)
 
     default = DEFAULTS.get(name, inspect.Parameter.empty)

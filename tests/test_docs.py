@@ -26,7 +26,7 @@ from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
-from msctx.options.option import FLAGS_SOURCE
+from msctx.options.option import FLAGS_SOURCE, device_of
 from msctx.options.policies import TWINS, WITHOUT_A_TWIN
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
@@ -298,10 +298,11 @@ def test_the_differences_from_mindspore_are_those_of_the_plans(update: bool) -> 
             if reason and not reason.startswith("it has no meaning")
         ]
         newer = [f"`{name}`" for name in option.spellings if re.match(r"device_context\.|runtime\.|set_", name)]
+        path = option.paths[0]
         cells = [
-            f"`{option.paths[0]}`",
+            f"`{path}`",
             ", ".join(newer),
-            *(cell(option, device) for device in DEVICES),
+            *("flat: " * (device_of(path) not in (None, device)) + cell(option, device) for device in DEVICES),
             "; ".join(differences),
         ]
         table.append(f"| {' | '.join(cells)} |")

@@ -26,7 +26,9 @@ def test_a_plan_prints_as_a_table() -> None:
     assert lines[2].split()[:6] == ["deterministic", "ON", "explain", "cpu", "honoured", "torch.deterministic"]
     assert repr(plan) == str(plan)
     assert str(msctx.explain({})) == "no options are set"
-    assert str(msctx.explain(device_target="Ascend", device="cpu")).endswith("preview only: no Ascend here")
+    assert str(msctx.explain(device_target="Ascend", device="cpu")).endswith(
+        "preview only: no Ascend here; entering it raises DeviceError"
+    )
 
 
 def test_explain_takes_keywords_a_preset_and_dictionaries() -> None:

@@ -7,7 +7,7 @@ import pytest
 from samples import example
 
 import msctx
-from msctx.errors import OptionError
+from msctx.errors import MsctxWarning, OptionError
 from msctx.options import OPTIONS, device_of
 from msctx.vocabulary import names
 
@@ -71,6 +71,8 @@ def test_functions_act_at_once_and_are_taken_back() -> None:
     import torch
 
     before = torch.get_num_threads()
+    with pytest.warns(MsctxWarning, match=r"only on another device; msctx.set_context\(jit_compile=…\)"):
+        msctx.device_context.ascend.op_tuning.op_compile(True)
     msctx.device_context.cpu.op_tuning.threads_num(before + 1)
     assert torch.get_num_threads() == before + 1
     msctx.set_deterministic(True)

@@ -23,9 +23,10 @@ from rich.text import Text
 
 from msctx.errors import Diagnostic, FileError
 from msctx.options import OPTIONS, find
-from msctx.plan import Plan
+from msctx.plan import Plan, device_named
 from msctx.run.record import plain, unwritten
 from msctx.shipped import shipped
+from msctx.themes.base import STAYS
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
@@ -138,8 +139,10 @@ def _applied(plan: Plan) -> Text:
         text.append(f"; not: {', '.join(left)}", style="yellow")
     if plan.strict and (plan.failing or plan.incomplete):
         text.append("\nstrict=True: entering this would be refused", style="red")
-    if plan.missing:
-        text.append(f"\npreview only: no {plan.target} here", style="red")
+    lasting = dict.fromkeys(row.spelling for row in plan.rows if STAYS in row.reason) if plan.strict else ()
+    notes = [f"strict=True: a with-block refuses what stays after it; msctx.set_context sets it: {', '.join(lasting)}"]
+    for note in [*notes * bool(lasting), *plan._notes()]:
+        text.append(f"\n{note}", style="red")
     for status in (status for status in MEANINGS if any(row.status == status for row in plan.rows)):
         text.append(f"\n{status}: {MEANINGS[status]}", style="dim")
     return text
@@ -294,7 +297,8 @@ def argument(metavar: str, help: str, complete: Any = None) -> Any:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Device = Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend, present or not. Default: this machine.")]
+ON = "Statuses for cpu, cuda (GPU) or ascend (NPU), present or not. Default: this machine."
+Device = Annotated[str | None, typer.Option(help=ON, callback=lambda word: word and device_named(word))]
 ENTRY = "A YAML file, the name of a shipped experiment (digits), package.module:function, or a script."
 Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, complete_experiment)]
 Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…, experiment.seed=…", complete_setting)]

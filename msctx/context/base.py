@@ -15,7 +15,7 @@ from msctx import plan as planning
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report
 from msctx.notices import put_off, warn
-from msctx.options import DEVICES, Layer, Settings
+from msctx.options import Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -102,9 +102,7 @@ def explain(
         early = [s for name in plan.written if (s := SWITCHES[name]).lasts]
         ledger.check_writable(early, plan.written, seen := ledger.Hold("explain", base=True), strict=False)
         return plan.without(seen.late)
-    if device not in DEVICES:
-        raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
-    return plan_of(settings, Facts.only(device))
+    return plan_of(settings, Facts.only(planning.device_named(device)))
 
 
 def refuse(plan: Plan) -> None:

@@ -318,7 +318,8 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             try:
                 context._watched.open()
                 if own:
-                    hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
+                    new = ledger.Hold(context.origin, sources=plan.sources)
+                    hold = ledger.apply(plan.beyond(around.plan, own), new, strict=plan.strict)
                     context._late = hold.late
                     if hold.late:
                         plan = plan.without(hold.late)

@@ -42,6 +42,8 @@ class Hold:
     who: threading.Thread = field(default_factory=threading.current_thread)
     records: dict[str, Record] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Switch → the options that set it, for messages."""
 
 
 LOCK = threading.RLock()
@@ -105,8 +107,12 @@ def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold,
     unserved = [s for s in switches if (s.blocked or s.restore not in UNDOABLE) and not s.is_satisfied(wants[s.name])]
     hold.late.update({s.name: why for s in unserved if s.blocked and (why := s.blocked(wants[s.name]))})
     lasting = [s for s in unserved if s.lasts and not hold.base]
-    if strict and (reasons := [*hold.late.values(), *(f"{s.name} cannot be restored ({s.lasts})" for s in lasting)]):
-        raise StrictError.of(reasons)
+    if strict and hold.late:
+        raise StrictError.of([*hold.late.values()])
+    if strict and lasting:
+        named = [(", ".join(sorted(hold.sources.get(s.name, [s.name]))), s) for s in lasting]
+        reasons = [f"{options}: {s.name} cannot be restored ({s.lasts})" for options, s in named]
+        raise StrictError.of(reasons, what="would stay after a with-block; msctx.set_context and `msctx run` set them")
     for switch in lasting:
         if switch.name not in hold.late:
             text = f"{switch.name}={wants[switch.name]!r}, if it can still be set, stays after this with-block: {switch.lasts}"

@@ -16,7 +16,7 @@ from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import AT_RUN_TIME, Script, load
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
-from msctx.plan import Plan
+from msctx.plan import TARGETS, Plan, device_named
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
@@ -188,8 +188,15 @@ class _Merging:
 
 
 def planned(migration: Migration, device: str | None = None) -> Plan:
-    """What the options would come to on ``"cpu"``, ``"cuda"`` or ``"ascend"`` (default: on this machine), with their statuses."""
-    return explain(Settings([migration.layer]), device)
+    """What the options would come to on ``"cpu"``, ``"cuda"`` or ``"ascend"`` (default: on this machine), with their statuses.
+
+    A device that is given takes the place of the script's device_target.
+    """
+    layers, given = [migration.layer], migration.layer.settings.get("device_target")
+    word = next(word for word, named in TARGETS.items() if named == device_named(device)) if device and given else None
+    if given and word not in (None, given.value):
+        layers.append(make_layer({"device_target": word}, "--device"))
+    return explain(Settings(layers), device)
 
 
 def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:

@@ -114,9 +114,6 @@ def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
     assignments = {"torch.num_threads": setting.value}
     if on.device == "cpu":
         return honoured(assignments)
-    host = on.at("cpu").settings.get("runtime_num_threads")
-    if host is not None and host.value != setting.value:  # there is one number for the whole process
-        return inert(f"these are the host's threads, and {host.spelling}={host.value} sets them")
     return approximated(assignments, "sets the threads of the host's operators; the device schedules its own work")
 
 
