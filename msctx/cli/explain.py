@@ -51,7 +51,6 @@ def explain(
     if not all_:
         emit_plan(plan, json_)
         return
-
     rows = catalogue(device or plan.main_device, experiment.settings)
     emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
 
@@ -111,7 +110,7 @@ def migrate(
     texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
     text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
     emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *render.plan_page(plan)))
-    notes = [((c.line, c.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes if " left out: " not in note]
+    notes = [((c.line, c.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
     if (given := found.layer.settings.get("device_target")) and given.value != plan.target:
         notes.append(((0, 0), f"{given.origin}  device_target={given.value}: for {device} change it to {plan.target}"))

@@ -16,7 +16,7 @@ from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import AT_RUN_TIME, Script, load
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
-from msctx.plan import TARGETS, Plan, device_named
+from msctx.plan import Plan
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
@@ -105,14 +105,12 @@ class _Merging:
             around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)
             notes.append(f"inside {around}: applied unconditionally")
         for given in call.given:
-            given = self._known_flags(given, notes)
+            given = self._known_flags(given)
             reason = self._why_not(given)
             entry = replace(
                 given, spelling=canonical(given.spelling), reason=reason, rank=rank_of(given.spelling), inside=inside
             )
-            if reason:
-                notes.append(f"{one_line(given.spelling, 80)}: left out: {reason}")
-            else:
+            if not reason:
                 call.options[entry.spelling] = entry.value
             notes += self._merge(entry)
         call.notes = tuple(notes)
@@ -140,14 +138,13 @@ class _Merging:
             return [replace(problem, path=one_line(problem.path)) for problem in error.problems]
         return []
 
-    def _known_flags(self, given: Entry, notes: list[str]) -> Entry:
+    def _known_flags(self, given: Entry) -> Entry:
         """Of graph_kernel_flags, those that msctx has; MindSpore itself ignores flags that it does not know."""
         flags = given.value.split() if given.spelling == "graph_kernel_flags" and isinstance(given.value, str) else []
         wrong = {flag: found for flag in flags if (found := self._wrong(given, flag))}
         if not wrong or len(wrong) == len(flags):
             return given
         self.problems += (problem for found in wrong.values() for problem in found)
-        notes += (f"{given.spelling}: {one_line(flag, 60)} is left out: {found[0].text}" for flag, found in wrong.items())
         return replace(given, value=" ".join(flag for flag in flags if flag not in wrong))
 
     def _merge(self, new: Entry) -> list[str]:
@@ -188,14 +185,10 @@ class _Merging:
 
 
 def planned(migration: Migration, device: str | None = None) -> Plan:
-    """What the options would come to on ``"cpu"``, ``"cuda"`` or ``"ascend"`` (default: on this machine), with their statuses.
-
-    A device that is given takes the place of the script's device_target.
-    """
-    layers, given = [migration.layer], migration.layer.settings.get("device_target")
-    word = next(word for word, named in TARGETS.items() if named == device_named(device)) if device and given else None
-    if given and word not in (None, given.value):
-        layers.append(make_layer({"device_target": word}, "--device"))
+    """What the options come to on a device, which takes the place of the script's device_target (default: on this machine)."""
+    layers = [migration.layer]
+    if device and "device_target" in migration.layer.settings:
+        layers.append(make_layer({"device_target": device.lower()}, "--device"))
     return explain(Settings(layers), device)
 
 

@@ -19,7 +19,6 @@ NAMESPACES = ("session", "atc")
 """Dictionaries that hold another tool's vocabulary; they mean every device that has the option."""
 
 _DEVICE_NAMES = {"device_context.gpu": "cuda", "device_context.ascend": "ascend"}
-"""``device_context.cpu`` sets the host's threads, which each device has."""
 FLAGS_SOURCE = "mindspore: graph_kernel_flags.cc"
 """The source of flags that no document lists: they are rows of no catalogue."""
 _NEWER = ("device_context", "runtime", "set_device", "set_deterministic", "set_recursion_limit")

@@ -20,7 +20,6 @@ ANSWERS = [
     ("migrate x.py --device toaster", "error: device: 'toaster' is not a device\n      allowed: cpu, cuda, ascend"),
     ("migrate x.py --device cuda", "2 of 3 options applied; not: ascend_config.precision_mode"),
     ("migrate x.py --device cuda", "x.py:2:30  device_target=Ascend: for cuda change it to GPU"),
-    ("migrate x.py --device Ascend", "device_target = Ascend  from x.py:2"),
 ]
 
 
