@@ -24,11 +24,13 @@ from typer.cli import get_docs_for_click
 import msctx
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
+from msctx.mindspore.state import KEYS
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE, device_of
 from msctx.options.policies import TWINS, WITHOUT_A_TWIN
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
+from msctx.options.registry import _words, instead
 from msctx.plan import DONE
 from msctx.reference import failing, is_partial, on_device
 from msctx.themes.graph_kernel_flags import FLAGS, PATTERN
@@ -307,6 +309,17 @@ def test_the_differences_from_mindspore_are_those_of_the_plans(update: bool) -> 
         ]
         table.append(f"| {' | '.join(cells)} |")
     assert holds(DOCS / "migrate/from-mindspore.md", "from-mindspore", "\n".join(table) + "\n", update)
+
+
+def test_the_keys_of_mindspore_without_a_counterpart_are_those_of_the_messages(update: bool) -> None:
+    table = ["| key | why | instead |", "|---|---|---|"]
+    table += [
+        f"| `{word}` | {why} | {instead(word)} |" for word, why in _words()["later"].items() if why.startswith("MindSpore")
+    ]
+    table += [f"| `{word}` | MindSpore ignores it | {advice} |" for word, advice in _words()["ignored"].items()]
+    assert holds(DOCS / "migrate/from-mindspore.md", "without-counterpart", "\n".join(table) + "\n", update)
+    skipped = ", ".join(f"`{name}`" for name, key in KEYS.items() if key.targets and "CPU" not in key.targets)
+    assert holds(DOCS / "migrate/from-mindspore.md", "skipped", skipped + "\n", update)
 
 
 def test_the_commands_shown_are_those_that_exist(update: bool) -> None:

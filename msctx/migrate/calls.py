@@ -12,6 +12,7 @@ from typing import Any
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
 from msctx.options import find, is_dictionary
+from msctx.options.registry import instead
 from msctx.vocabulary import DEFAULTS
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
@@ -154,7 +155,7 @@ class Reader:
                     return "MindSpore's inner context is not read: write these options as arguments of set_context"
         first, _, rest = function.partition(".")
         if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
-            return "no counterpart in msctx"
+            return ": ".join(filter(None, ("no counterpart in msctx", instead(rest.rpartition(".")[2]))))
         return ""
 
     # --- arguments ------------------------------------------------------------------------------------------------------

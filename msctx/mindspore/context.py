@@ -40,7 +40,7 @@ def set_context(**kwargs: Any) -> None:
     for name, value in kwargs.items():
         key = KEYS.get(name)
         if key is None and later(name):
-            notes.append("; ".join(filter(None, (_ignored(name), instead(name)))))
+            notes.append(_ignored(name))
         elif key is None:
             values.append(_unknown(name, where))
         elif wrong := state.wrong_type(name, value, key.types, where):
@@ -63,7 +63,8 @@ def set_context(**kwargs: Any) -> None:
 
 
 def _ignored(name: str) -> str:
-    return f"{name}: {later(name.rpartition('.')[2])}: it is ignored"
+    last = name.rpartition(".")[2]
+    return "; ".join(filter(None, (f"{name}: {later(last)}: it is ignored", instead(last))))
 
 
 def _known(name: str, value: Any, notes: list[str]) -> Any:
@@ -92,9 +93,11 @@ def _unknown(name: str, where: str) -> Diagnostic:
     if name in FLAT:
         group, key = FLAT[name]
         return Diagnostic(name, f"MindSpore takes it in {group} alone: {group}={{{key!r}: …}}", where)
-    if find(name) is not None or is_dictionary(name) or name == "preset":
+    if (option := find(name)) is not None and option.replaced_by:
+        return Diagnostic(name, f"deprecated and without effect; instead: {option.replaced_by}", where)
+    if option is not None or is_dictionary(name) or name == "preset":
         return Diagnostic(name, "MindSpore has no such key; msctx.set_context takes it", where)
-    return Diagnostic(name, "unknown key", where, suggestion=nearest(name, KEYS))
+    return Diagnostic(name, "unknown key", where, suggestion=instead(name) or nearest(name, KEYS))
 
 
 @outside_dynamo
@@ -108,7 +111,7 @@ def get_context(attr_key: str) -> Any:
     if wrong := state.wrong_type("attr_key", name, (str,), where):
         raise OptionTypeError(wrong)
     target = state.target()
-    if name in KEYS and (reason := _not_here(KEYS[name], target)):
+    if name in KEYS and (reason := _not_here(KEYS[name], target)) and state.in_force(name, DEVICE[target]) is None:
         warn(f"{name}: {reason}")
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -190,8 +191,8 @@ def problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]:
     """What msctx's options say to values."""
     try:
         make_layer(options, where)
-    except OptionError as error:
-        return error.problems
+    except OptionError as error:  # MindSpore takes no other words for values
+        return [replace(problem, allowed=re.sub(r" \(also [^)]*\)", "", problem.allowed)) for problem in error.problems]
     return ()
 
 

@@ -83,7 +83,7 @@ def instead(word: str) -> str:
 def later(name: str) -> str:
     """That a later release has a key, and msctx has no option for it; ``""`` of any other."""
     release = _words()["later"].get(name)
-    return f"{release} has it, and msctx has no such option" if release else ""
+    return f"{release}, and msctx has no such option" if release else ""
 
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: Any = "") -> Diagnostic:
@@ -93,7 +93,7 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: An
     if advice := _words()["ignored"].get(spelling):
         text = f"MindSpore ignores it, and msctx has no such option; {advice}"
     elif newer := next(filter(None, map(later, parts)), ""):
-        text, hint = newer, known or "leave it out"
+        text, hint = newer, known or instead(parts[-1]) or "leave it out"
     elif group:
         key = parts[group.count(".") + 1]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))

@@ -187,13 +187,15 @@ def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
     """
     assignments = {"torch.anomaly_mode": setting.value, "torch.autograd.multithreading": not setting.value}
+    also = ""
     if setting.value:
         assignments["torch.anomaly_mode.check_nan"] = False
+        also = "also turns on anomaly mode; backward passes run in the thread that calls them"
     device = {
         "cuda": {"torch.cuda.synchronize_each_op": setting.value},
         "ascend": {"torch.npu.synchronize_each_op": setting.value},
     }
-    return honoured(assignments | device.get(on.device, {}))
+    return honoured(assignments | device.get(on.device, {}), also)
 
 
 @translates("max_call_depth")

@@ -125,7 +125,8 @@ def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
         if on.facts.native:
             return refused(on.facts.native)
         caps = tuple((setting.value, setting.origin) for setting in reversed(settings))
-        return honoured(pool(on) | {"native.memory_caps": caps}, arithmetic(caps, on.facts.free_memory))
+        what = arithmetic(caps, on.facts.free_memory) or "at most what the host has free"
+        return honoured(pool(on) | {"native.memory_caps": caps}, what)
     if not reuses(on):
         return refused(UNCACHED.format(ALLOCATOR[on.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]

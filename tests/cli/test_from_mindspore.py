@@ -7,7 +7,8 @@ import pytest
 SCRIPT = """\
 import mindspore as ms
 ms.set_context(device_target="Ascend", gpu_config={"conv_allow_tf32": False}, ascend_config={"precision_mode": "force_fp32"})
-ms.set_context(deterministic=given)
+ms.set_context(deterministic=given, memory_optimize_level="O1")
+ms.device_context.ascend.op_debug.debug_option("oom")
 """
 ANSWERS = [
     ("explain device_context.cpu.op_tuning.threads_num=4 runtime_num_threads=3 --device cuda", "torch.num_threads = 4"),
@@ -18,8 +19,20 @@ ANSWERS = [
     ("explain ascend_config.precision_mode=force_fp32 --device GPU", "Written as precision_mode it acts on this device"),
     ("explain deterministic=ON --device npu", "ascend  approximated"),
     ("migrate x.py --device toaster", "error: device: 'toaster' is not a device\n      allowed: cpu, cuda, ascend"),
-    ("migrate x.py --device cuda", "2 of 3 options applied; not: ascend_config.precision_mode"),
+    ("migrate x.py --device cuda", "3 of 4 options applied; not: ascend_config.precision_mode"),
     ("migrate x.py --device cuda", "x.py:2:30  device_target=Ascend: for cuda change it to GPU"),
+    (
+        "migrate x.py",
+        "x.py:4:1  ms.device_context.ascend.op_debug.debug_option: no counterpart in msctx: the option op_debug_config",
+    ),
+    ("migrate x.py", "    # ctx.watch(model): memory_optimize_level acts on the models that it names"),
+    (
+        "explain ascend_config.op_debug_option=oom",
+        "has it since 2.3.1, and msctx has no such option; the option op_debug_config",
+    ),
+    ("options jit_config.jit_level", "the option enable_graph_kernel is False for jit_level O0"),
+    ("explain pynative_synchronize=true --device cpu", "also turns on anomaly mode"),
+    ("explain max_device_memory=1GB --device cpu", "at most what the host has free"),
 ]
 
 

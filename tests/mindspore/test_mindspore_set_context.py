@@ -175,6 +175,21 @@ def test_the_message_lists_everything_that_is_wrong_and_nothing_was_changed():
     assert msctx.get_context(origin=True) == before
 
 
+MESSAGES = [
+    ({"graph_memory_max_size": "2GB"}, "deprecated and without effect; instead: max_device_memory"),
+    ({"enable_profiling": True}, r"did you mean profiling_mode\?"),
+    ({"jit_level": "O1"}, "True for O1 and O2"),
+    ({"deterministic": "on"}, "allowed: ON, OFF\n"),
+    ({"mode": 2}, "allowed: 0, 1\n"),
+]
+
+
+@pytest.mark.parametrize(("given", "answer"), MESSAGES)
+def test_the_message_says_what_to_set(given, answer):
+    with pytest.raises(ValueError, match=answer):
+        ms.set_context(**given)
+
+
 def test_messages_distinguish_keys_of_msctx_from_unknown_ones():
     for name in ("cpu_config", "session", "preset", "seed"):
         with pytest.raises(ValueError, match=f"{name}: MindSpore has no such key; msctx.set_context takes it"):
