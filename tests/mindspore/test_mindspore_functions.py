@@ -158,6 +158,7 @@ def test_seeds():
     assert ms.get_seed() == msctx.get_context("seed") == 7
 
 
+@pytest.mark.filterwarnings("error:max_device_memory")
 def test_set_memory():
     for kind, wrong in ((TypeError, 4), (ValueError, "0GB")):
         with pytest.raises(kind, match="max_size"):
