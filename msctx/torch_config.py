@@ -99,14 +99,14 @@ class Forced:
         if self.place == "default" and own not in (NOTHING, UNSET) and not is_here and thread.is_alive():
             raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
         self.forced = forced
-        self._enforce(own if is_here else None)
+        self._enforce(own if is_here and own != self.own else None)
 
     def when_loaded(self) -> None:
         """Called with a value in force, in a process that has loaded the module."""
 
     def _enforce(self, own: Any = None) -> None:
         """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
-        if (entry := self.entry) is None or (self.forced is NOTHING and self._found is NOTHING):
+        if (entry := self.entry) is None or (own is None and self.forced is NOTHING and self._found is NOTHING):
             return
         own = self.own if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
@@ -115,7 +115,7 @@ class Forced:
             setattr(entry, self.place, self.forced)
             own = self.forced if self.place == "default" and own is not UNSET else own
             self.when_loaded()
-        else:
+        elif self._found is not NOTHING:
             setattr(entry, self.place, self._found)
             self._found = NOTHING
         put_override(sys.modules[self.module], self.key, own)
