@@ -43,13 +43,14 @@ def test_it_can_be_given_up(module: str) -> None:
     assert sys.meta_path == finders
 
 
-def test_the_first_block_loads_less_than_half_of_msctx(passes: Callable[[str], str]) -> None:
+def test_the_first_block_loads_half_of_msctx(passes: Callable[[str], str]) -> None:
     passes("""
         import sys, msctx
         with msctx.context(deterministic="ON"):
             pass
         loaded = [name for name in sys.modules if name.partition(".")[0] == "msctx"]
-        assert len(loaded) < 150, sorted(loaded)
+        assert len(loaded) < 90, sorted(loaded)
+        assert "pydantic" not in sys.modules, "it takes longer to import than a block to enter"
     """)
 
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
+from multiprocessing.process import parent_process
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -290,7 +291,8 @@ class Context:
 @atexit.register
 def _report_globals() -> None:
     """Those of the program are collected when nothing can be reported any more."""
-    for context in [value for value in vars(sys.modules["__main__"]).values() if isinstance(value, Context)]:
+    made = vars(sys.modules["__main__"]).values() if parent_process() is None else ()  # a worker enters what it has to
+    for context in [value for value in made if isinstance(value, Context)]:
         context.report_unused()
 
 

@@ -382,6 +382,9 @@ def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks 
         where: the place, where there are no marks.
         marks: of what is within the value.
     """
+    if isinstance(own := get_args(kind)[-1:] and get_args(kind)[-1], ValueKind | TextKind | MemoryKind):
+        with suppress(BadValue):  # pydantic, whose import takes longer than a first context, would add nothing
+            return own.parse(value), []
     from pydantic import ValidationError
 
     try:

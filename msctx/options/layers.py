@@ -188,7 +188,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     preset = Layer()
     settings: dict[str, Setting] = {}
     for name in sorted(n for n in environment if n.startswith(PREFIX) and n not in RESERVED):
-        spelling, text = _spelling(name), environment[name]
+        spelling, text, where = _spelling(name), environment[name], f"environment {name}"
         option = find(spelling)
         try:
             if spelling == "preset":
@@ -196,7 +196,9 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
             elif not (text or option is None or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
-                settings |= make_layer({spelling: _value(option, spelling, text)}, f"environment {name}").settings
+                settings |= make_layer(
+                    {spelling: _value(option, spelling, text, f"environment {name}")}, f"environment {name}"
+                ).settings
         except BadValue as error:
             problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
@@ -219,12 +221,12 @@ def _spelling(variable: str) -> str:
     return ".".join(filter(None, ge_key(spelling))) or spelling
 
 
-def _value(option: Option | None, spelling: str, text: str) -> Any:
+def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
     if (option is None or option.base is not str) and text[:1] == "{" and not ge_key(spelling)[1]:
         from msctx.options.yamlfile import parse
 
-        return parse(text, "environment").data
+        return parse(text, where).data
     return from_text(spelling, text, bits=True)
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,7 +128,14 @@ def test_a_context_that_nobody_enters_or_looks_at_is_reported(use: Any, count: i
     assert kept.layers
 
 
-def test_a_global_that_a_program_never_enters_is_reported_at_its_end() -> None:
-    program = "import msctx; ctx = msctx.context(seed=1); used = msctx.context(seed=2)\nwith used: pass"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.count("was never entered") == 1
+def test_a_global_that_a_program_never_enters_is_reported_at_its_end(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text("""
+import multiprocessing, msctx
+ctx, used = msctx.context(seed=1), msctx.context(seed=2)
+if __name__ == "__main__":
+    with used:
+        (worker := multiprocessing.get_context("spawn").Process(target=print)).start()
+        worker.join()
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert done.stderr.count("was never entered") == 1, done.stderr
