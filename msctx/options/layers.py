@@ -196,9 +196,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
             elif not (text or option is None or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
-                settings |= make_layer(
-                    {spelling: _value(option, spelling, text, f"environment {name}")}, f"environment {name}"
-                ).settings
+                settings |= make_layer({spelling: _value(option, spelling, text, where)}, where).settings
         except BadValue as error:
             problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
