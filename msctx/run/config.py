@@ -90,7 +90,11 @@ def find_file(name: str) -> Path:
     if name in known:
         return known[name]
     hint = nearest(name, [*known, *presets()]) or (
-        f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else ""
+        f"{name}.yaml"
+        if Path(f"{name}.yaml").exists()
+        else f"{name}=VALUE"
+        if find(name)
+        else "options follow the file" * ("=" in name)
     )
     text = "no such file, and no shipped experiment of that name"
     raise FileError([Diagnostic("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])

@@ -24,8 +24,10 @@ from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_calls
 from msctx.observers import collector, modules, steps
 from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
+from msctx.options.conv_policy import plain
 from msctx.run import run_experiment
 from msctx.run.config import prepare_environment, read
+from msctx.switches import SWITCHES
 from msctx.verify.runs import Message, failed
 
 Send = Callable[[dict[str, Any]], object]
@@ -76,7 +78,7 @@ def _is_random(row: Ran) -> bool:
 def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) -> str:
     """``64 / 80 (80.0%) elements, by 0.5 at index (0, 1)``; ``""``: they agree."""
     try:
-        torch.testing.assert_close(other, one, rtol=0, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(torch.atleast_1d(other), torch.atleast_1d(one), rtol=0, atol=tolerance, equal_nan=True)
     except AssertionError as error:
         facts = [line.partition(": ")[2] for line in str(error).splitlines() if ": " in line]
         return f"{facts[0]} elements, by {facts[1]}" if len(facts) > 1 else str(error).splitlines()[0]
@@ -84,12 +86,22 @@ def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) ->
 
 
 class DigestReader(Reader):
-    """Sends every operator with the digests of its tensors, and the end of every step."""
+    """Sends every operator with the digests of its tensors, and the end of every step.
+
+    *switches*: each message has their values too, all that were in force while operators ran.
+    """
 
     requested: Mapping[str, int] = {"inputs": 1, "outputs": 1, "digests": 1}
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, switches: Sequence[str] = ()) -> None:
+        self.is_choosy, self._switches, self._values = bool(switches), switches, list[Any]()
+        self._send = lambda message: send({**message, "values": self._values})
+
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
+        values = [plain(SWITCHES[name].read()) for name in self._switches]
+        if values not in self._values:
+            self._values.append(values)
+        return ASK_AGAIN | 1
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
@@ -287,7 +299,7 @@ def _run(job: Message, send: Send) -> Message:
     with compared(send) if "compiled" in task else nullcontext():
         if "compiled" not in task:
             modules.name_unwatched()
-            (DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send)).begin()
+            (DetailReader(send, **task, folder=Path(folder).parent) if "step" in task else DigestReader(send, **task)).begin()
         try:
             run_experiment(experiment, folder)
             last: Message = {"does": "ends"}

@@ -12,6 +12,7 @@ import torch
 
 from msctx.context import explain
 from msctx.errors import EntryError, EntryFailed
+from msctx.plan import Plan
 from msctx.run.config import read
 from msctx.verify.child import PLACE, difference, differing
 from msctx.verify.runs import Process, Side, running
@@ -32,18 +33,34 @@ def verify(file: str | None, against: str, sides: Sequence[Side], steps: int | N
     is_compiled = len(sides) == 1
     result = Result(against, ("eager", "compiled") if is_compiled else [side.name for side in sides])
     result.unit = "calls of modules" if is_compiled else "operators"
-    for side in sides:
-        plan = explain(read(file, side.words, need_entry=True).settings)
-        for row in (*plan.failing, *plan.incomplete):  # the runs warn of them where nobody looks
-            result.note(str(row))
-    with running(file, sides, {"compiled": True} if is_compiled else {}) as runs:
+    experiments = [read(file, side.words, need_entry=True) for side in sides]
+    plans = [explain(experiment.settings) for experiment in experiments]
+    for row in (row for plan in plans for row in (*plan.failing, *plan.incomplete)):  # the runs warn of them where nobody looks
+        result.note(str(row))
+    one, other = plans[0], plans[-1]
+    apart = [name for name in {**one.written, **other.written} if one.written.get(name) != other.written.get(name)]
+    with running(file, sides, {"compiled": True} if is_compiled else {"switches": apart}) as runs:
         call = _compared(runs, result, steps, watch)
+        is_same = bool(apart) and _have_same(runs, apart, plans, result)
     if call is not None and result.finding is not None:
         watch("one more pair of runs, for the lines and the values")
         _look(file, sides, result.finding, call)
     if result.finding is None and not result.operators:
-        raise EntryError("; ".join(["nothing was compared", f"the entry's own process had no {result.unit}", *result.notes]))
+        result.notes.insert(0, f"the entry's own process had no {result.unit}")
+    if result.finding is None and (not result.operators or (is_same and experiments[0].args == experiments[-1].args)):
+        raise EntryError("; ".join(["nothing was compared", *result.notes]))
     return result
+
+
+def _have_same(runs: Sequence[Process], apart: Sequence[str], plans: Sequence[Plan], result: Result) -> bool:
+    """Whether the switches that were to be *apart* had the same values in both runs; also notes where only some operators had."""
+    mine, its = (run.values for run in runs)
+    is_same = all(one in its for one in mine) and all(one in mine for one in its)
+    if both := [one for one in mine if one in its]:
+        options = ", ".join(sorted({option for plan in plans for option in plan.sources.get(apart[0], ())}))
+        had = f"{'all' if is_same else 'some'} operators had {apart[0]}={both[0][0]} in both runs"
+        result.note(f"{options}: {had}; does the program set it itself?")
+    return is_same
 
 
 def _compared(runs: Sequence[Process], result: Result, steps: int | None, watch: Watch) -> Call | None:
@@ -90,6 +107,8 @@ def _look(file: str | None, sides: Sequence[Side], finding: Finding, call: Call)
         if details:
             finding.source = details[0][1]["called"]
             finding.forward = details[0][1]["line"] if finding.direction == "backward" else ""
+            if finding.kind == "random" and details[0][1]["attributes"].get("generator"):
+                finding.kind = "generator"
         if len(details) < 2 or finding.kind == "diverged":
             return
         (mine, row), (its, other), values = *details, dict[str, str]()
@@ -106,6 +125,7 @@ def _look(file: str | None, sides: Sequence[Side], finding: Finding, call: Call)
 TEXTS = {
     "operator": "its inputs agree and its outputs differ",
     "random": "the runs drew different random numbers: set seed=0",
+    "generator": "a torch.Generator of the program is not seeded: call generator.manual_seed",
     "input": "{} differs, and no operator before it computed that: a parameter, data, a number of the program, random numbers of "
     "Python or NumPy, or uninitialised memory",
     "compiled": "compiled and eager code differ by more than rounding",

@@ -87,6 +87,9 @@ def train(
     model = Net(fault, step)
     if fault == "dropout":
         torch.seed()
+    if fault == "generator":
+        (generator := torch.Generator()).seed()
+        torch.empty(()).uniform_(generator=generator)
     if fault == "parameter":
         model.head.weight.data = torch.from_numpy(np.full((4, 16), os.getpid() * 1e-3, dtype=np.float32))
     faulty_rate = os.getpid() * 1e-4 if fault == "optimizer" else 0
@@ -147,6 +150,14 @@ def transformed(steps: int = 2) -> None:
         torch.func.jvp(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (x,), (x,))
         trace(x + gradient["head.bias"].sum()).sum().backward()
         msctx.step()
+
+
+def guarded(*, before: bool = False) -> None:
+    """Options of its own, for all operators unless some run *before*."""
+    if before:
+        torch.ones(8).sigmoid()
+    with msctx.context(runtime_num_threads=2, conv_fprop_algo="gemm"):
+        torch.ones(8).sigmoid()
 
 
 def nothing() -> None:

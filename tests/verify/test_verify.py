@@ -60,6 +60,7 @@ def test_the_first_operator_that_differs_is_named(capsys):
 FAULTS = {
     "scatter": ("operator", "planted::scatter", "body.1", "forward"),
     "dropout": ("random", "aten::bernoulli_", "body.2", "forward"),
+    "generator": ("generator", "aten::uniform_", "", "forward"),
     "parameter": ("input", "aten::addmm", "head", "forward"),
     "backward": ("operator", "planted::of_process", "body.1", "backward"),
     "optimizer": ("operator", "aten::add_", "", "optimizer"),
@@ -72,6 +73,8 @@ FAULTS = {
 def test_planted_faults_are_named(fault, capsys):
     finding = found(capsys, f"args.fault={fault}")["finding"]
     assert (finding["kind"], finding["operator"], finding["module"], finding["direction"]) == FAULTS[fault]
+    if fault == "generator":
+        assert finding["values"]["output 0"].startswith("1 / 1 (100.0%) elements, by 0.")
     if fault == "backward":
         assert (finding["node"], finding["source"]) == ("DoubledBackward", line("return of_process(gradient)"))
         assert finding["forward"] == line("faults.get(self.fault")
@@ -84,6 +87,20 @@ def test_planted_faults_are_named(fault, capsys):
 def test_an_operator_that_depends_on_threads(capsys):
     result = found(capsys, "args.fault=of_threads", "--against", "threads:3")
     assert (result["finding"]["operator"], result["names"]) == ("planted::of_threads", ["threads: 1", "threads: 3"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("against", ["threads:2", "conv_fprop_algo=fft"])
+def test_a_program_that_sets_what_was_to_differ(against, capsys):
+    """In all operators, which is an error, or in some."""
+    option, had = {"t": ("runtime_num_threads", "torch.num_threads=2"), "c": ("conv_fprop_algo", "native.convolution.cpu=")}[
+        against[0]
+    ]
+    code, out, err = run(capsys, "--against", against, entry="guarded")
+    assert (code, out) == (4, "")
+    assert f"nothing was compared; {option}: all operators had {had}" in err
+    (note,) = found(capsys, "args.before=true", "--against", against, code=0, entry="guarded")["notes"]
+    assert note.startswith(f"{option}: some operators had {had}")
 
 
 @pytest.mark.full
@@ -131,6 +148,12 @@ def test_a_module_that_is_compiled_wrongly_is_named(fault, place, capsys):
 def test_code_that_is_compiled_well(dtype, capsys):
     result = found(capsys, f"args.dtype={dtype}", "--against", "compiled", code=0, entry="miscompiled")
     assert (result["steps"], result["operators"], result["unit"]) == (2, 2, "calls of modules")
+
+
+def test_options_before_the_file(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "seed=0", f"{FILE}:train"])
+    assert "seed=0  no such file, and no shipped experiment of that name; options follow the file" in capsys.readouterr().err
 
 
 def test_torchrun_is_refused(capsys, monkeypatch):
