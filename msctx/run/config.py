@@ -90,13 +90,9 @@ def find_file(name: str) -> Path:
     if name in known:
         return known[name]
     hint = nearest(name, [*known, *presets()]) or (
-        f"{name}.yaml"
-        if Path(f"{name}.yaml").exists()
-        else f"{name}=VALUE"
-        if find(name)
-        else "options follow the file" * ("=" in name)
+        f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else ""
     )
-    text = "no such file, and no shipped experiment of that name"
+    text = "no such file, and no shipped experiment of that name" + "; options follow the file" * ("=" in name)
     raise FileError([Diagnostic("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])
 
 
