@@ -242,15 +242,15 @@ class MsctxWarning(UserWarning):
     """An option has no effect, or another one than it names."""
 
 
+_OURS = re.compile(r"(msctx|torch|contextlib)(\.|$)")
 _GENERATED = re.compile(r"^<eval_with_key>|:codegen\(")  # the files of code that torch writes, which has no name
 
 
 def user_frame() -> tuple[str, int]:
     """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").partition(".")[0] in ("msctx", "torch", "contextlib")
-        or _GENERATED.search(frame.f_code.co_filename)
-    ):
+    while _OURS.match(frame.f_globals.get("__name__", "")) or _GENERATED.search(frame.f_code.co_filename):
+        if frame.f_back is None:  # the program has ended
+            return "", level + 1
         frame, level = frame.f_back, level + 1
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from msctx import devices
 from msctx import plan as planning
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report
+from msctx.native import choices
 from msctx.notices import put_off, warn
 from msctx.options import Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
@@ -143,6 +145,8 @@ class Base:
         self.plan = NOTHING
         self.hold: Hold | None = None
         self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
+        self.tally = choices.Tally(Settings())  # of the rules that are set here
+        atexit.register(self.follow_rules, Settings())
 
     def start(self) -> None:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
@@ -259,6 +263,17 @@ class Base:
             self.levels, self.plan, self.settings = levels, plan, settings
             self.version += 1
             report.listen(self, bool(settings))
+            self.follow_rules(settings)
+
+    def follow_rules(self, settings: Settings) -> None:
+        """Warn of rules that no call has matched, once others are set here or the process ends."""
+        new = choices.Tally(settings)
+        if new.rules != self.tally.rules:
+            for text in self.tally.end():
+                warn(text)
+            self.tally = new
+            if new.rules and choices.IN_FORCE:
+                new.begin()
 
     def _check_threads(self, wants: Mapping[str, Any], fresh: Collection[str]) -> None:
         """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""

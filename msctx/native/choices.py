@@ -180,8 +180,8 @@ class Tally:
     """
 
     def __init__(self, context: Any) -> None:
-        found = (layer.settings.get(name) for layer in context._layers for name in RULES)
-        self._rules = [rule for setting in found if setting is not None for rule in rules_of(setting.value)]
+        found = (layer.settings.get(name) for layer in context.layers for name in RULES)
+        self.rules = [rule for setting in found if setting is not None for rule in rules_of(setting.value)]
         self._book: int | None = None
         self._is_open = False
 
@@ -190,7 +190,7 @@ class Tally:
             return
         library = core.load()
         if self._book is None:
-            self._book = library.c.msctx_book_new(core.json_of([asdict(rule) for rule in self._rules]))
+            self._book = library.c.msctx_book_new(core.json_of([asdict(rule) for rule in self.rules]))
             weakref.finalize(self, library.c.msctx_book_delete, self._book).atexit = False
         library.c.msctx_book_open(self._book)
         self._is_open = True
@@ -202,7 +202,7 @@ class Tally:
         while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
             unmatched.append(place)
         library.c.msctx_book_close(self._book)
-        return [_unmatched(self._rules[place]) for place in unmatched]
+        return [_unmatched(self.rules[place]) for place in unmatched]
 
     def choices(self) -> Choices:
         return rows(self._book)

@@ -122,6 +122,15 @@ def test_rules_that_matched_nothing_are_reported(case: str, recwarn: pytest.Warn
     assert [text.partition("; ")[0].rpartition(" ")[2] for text in warned(recwarn)] == expected
 
 
+def test_rules_of_the_process_that_matched_nothing_are_reported(recwarn: pytest.WarningsRecorder) -> None:
+    msctx.set_context(conv_algo_rules={"stride=7": "gemm", "weight=4x3x3x3": "gemm"}, strict=True)
+    fn.conv2d(X, ONE)
+    msctx.set_context(seed=0)
+    assert not warned(recwarn)
+    msctx.reset_context()
+    assert warned(recwarn) == ["conv_algo_rules: no convolution matched stride=7"]
+
+
 @pytest.mark.parametrize("asking", [{"strict": True}, {"fallback": "error"}])
 def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
     asking: dict[str, object], recwarn: pytest.WarningsRecorder
