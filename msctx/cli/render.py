@@ -134,7 +134,7 @@ def plan_page(plan: Plan) -> tuple[Group, Text]:
 
 def _applied(plan: Plan) -> Text:
     spellings = dict.fromkeys(row.spelling for row in plan.rows)
-    text = Text(f"{len(plan.applied)} of {len(spellings)} options applied")
+    text = Text(f"{len(plan.applied)} of {len(spellings)} options take effect")
     if left := [s for s in spellings if s not in plan.applied]:
         text.append(f"; not: {', '.join(left)}", style="yellow")
     if plan.strict and (plan.failing or plan.incomplete):

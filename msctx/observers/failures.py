@@ -124,7 +124,7 @@ _written: Counter[Path] = Counter()
 
 
 class OverflowReader(Reader):
-    """Of each operator in each module, the first overflow of a scope is reported and its data written."""
+    """Of each operator in each module and line, the first overflow of a scope is reported and its data written."""
 
     wants_lines = True
 
@@ -150,17 +150,17 @@ class OverflowReader(Reader):
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
-            same = (row["operator"], row["module"], row["direction"])
-            if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
+            row["source"] = row["line"] or user_frame()[0]
+            if any(all(row[part] == one[part] for part in ("operator", "module", "direction", "source")) for one in self.found):
                 self._scratch.drop(row)
                 continue
-            row["source"] = row["line"] or user_frame()[0]
             self.found.append(row)
-            if self.folder is not None:
+            is_full = self.folder is None
+            if not is_full:
                 _written[self.output] += 1
                 self.guarded(partial(self._write, row))
             collector.refresh()
-            notices.warn(sentence(row))
+            notices.warn(sentence(row) + "; its data are not written: the folder has those of the most reports" * is_full)
         self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:
@@ -172,8 +172,8 @@ class OverflowReader(Reader):
         for side in ("input", "output"):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
-                    new = f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    (self._scratch.path / tensor["file"]).replace(place / new)
+                    old, tensor["file"] = tensor["file"], f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
+                    (self._scratch.path / old).replace(place / tensor["file"])
         ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
         status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(

@@ -248,7 +248,7 @@ class MemoryKind(Kind):
         number, unit, plain = match.groups()
         size = int(plain) if plain else _bytes_of(number, unit)
         if self.minimum and 0 < size < _SMALL and text.isdecimal():
-            hint = f"{size}{'GB' if size <= 256 else 'MB'}"
+            hint = f"{size}{'GB' if size < 128 else 'MB'}"
             raise BadValue(f"{text} is a number of bytes; for that few, write {size}B", suggestion=hint)
         if not self.minimum <= size <= self.maximum:
             raise refusal(value)

@@ -169,14 +169,19 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     if not isinstance(preset, str) or (preset not in known and not preset.endswith((".yaml", ".yml"))):
         near, allowed = nearest(str(preset), known), f"{', '.join(known)}, or the path of a YAML file"
         raise OptionError([Diagnostic("preset", f"{preset!r} is not a preset", origin, allowed, near and repr(near), mark)])
-    document = load(known.get(preset, preset))
+    document = load(known.get(preset, preset), collect=True)
     if not isinstance(document.data, dict) or "context" not in document.data:
         text = f"{preset} has no `context:` section; put its options below such a line"
-        raise OptionError([Diagnostic("preset", text, origin, mark=mark)])
-    values = document.data["context"]
+        raise OptionError(document.problems or [Diagnostic("preset", text, origin, mark=mark)])
+    values, layer = document.data["context"], Layer()
     if not isinstance(values, dict | None):
-        raise OptionError([Diagnostic("context", "is not a dictionary", origin, mark=document.mark(("context",)))])
-    return make_layer(values or {}, f"preset {preset}", None if preset in known else document.under("context"))
+        wrong = [Diagnostic("context", "is not a dictionary", origin, mark=document.mark(("context",)))]
+        raise OptionError(document.problems or wrong)
+    with collected(document.problems):
+        layer = make_layer(values or {}, f"preset {preset}", None if preset in known else document.under("context"))
+    if document.in_order().problems:
+        raise OptionError(document.problems)
+    return layer
 
 
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:

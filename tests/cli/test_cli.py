@@ -30,7 +30,7 @@ def test_explain_as_a_table(msctx):
         "no CUDA device",
     ):
         assert expected in out
-    assert f"1 of 3 options applied; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
+    assert f"1 of 3 options take effect; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
 
 
 def test_explain_for_a_device_that_is_absent(msctx):
@@ -97,7 +97,7 @@ def test_dry_run_checks_everything_and_makes_nothing(msctx, tmp_path, monkeypatc
 def test_run_shows_what_is_in_effect(msctx, tmp_path):
     code, out, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
     assert code == 0
-    for expected in ("deterministic = ON", "3 of 3 options applied", "test_accuracy", "completed", "restored"):
+    for expected in ("deterministic = ON", "3 of 3 options take effect", "test_accuracy", "completed", "restored"):
         assert expected in out
     assert "epoch=1" in err
     code, _, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
@@ -330,7 +330,7 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
 def test_explain_reports_that_strict_would_refuse(msctx):
     _, out, _ = msctx("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
-    assert f"1 of 2 options applied; not: {REFUSED.partition('=')[0]}" in out
+    assert f"1 of 2 options take effect; not: {REFUSED.partition('=')[0]}" in out
 
 
 def test_a_width_that_is_none(msctx, monkeypatch):

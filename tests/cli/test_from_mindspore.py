@@ -19,7 +19,7 @@ ANSWERS = [
     ("explain ascend_config.precision_mode=force_fp32 --device GPU", "Written as precision_mode it acts on this device"),
     ("explain deterministic=ON --device npu", "ascend  approximated"),
     ("migrate x.py --device toaster", "error: device: 'toaster' is not a device\n      allowed: cpu, cuda, ascend"),
-    ("migrate x.py --device cuda", "3 of 4 options applied; not: ascend_config.precision_mode"),
+    ("migrate x.py --device cuda", "3 of 4 options take effect; not: ascend_config.precision_mode"),
     ("migrate x.py --device cuda", "x.py:2:30  device_target=Ascend: for cuda change it to GPU"),
     (
         "migrate x.py",

@@ -48,7 +48,7 @@ def test_it_works_as_it_stands(capsys):
     assert "msctx run mine.yaml" in out
     code, out, _ = run(capsys, "explain", "mine.yaml", "--device", "cpu")
     assert code == 0
-    assert "2 of 2 options applied" in out
+    assert "2 of 2 options take effect" in out
     experiment = read("mine.yaml")
     assert (experiment.name, experiment.entry, experiment.record_dir) == ("mine", "train.py:main", "runs")
     code, out, err = run(capsys, "run", "mine.yaml", "args.steps=10", "--out", "out")

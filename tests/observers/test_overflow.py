@@ -235,11 +235,19 @@ def test_each_is_reported_once_in_a_scope_with_its_files(tmp_path: Path) -> None
     content = json.loads(report.read_text())
     assert [*content] == ["DHA Atomic Add", "L2 Atomic Add", "AI Core", "msctx"]
     assert content["AI Core"]["status"] == 1
-    (saved,) = report.parent.glob("log.log.*.input.0.npy")
+    saved, result = (report.parent / content["msctx"][side][0]["file"] for side in ("inputs", "outputs"))
     assert np.array_equal(np.load(saved), -np.ones(3, np.float32))
-    (result,) = report.parent.glob("log.log.*.output.0.npy")
     assert np.isnan(np.load(result)).all()
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_each_line_is_reported_and_reports_without_data_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        (-torch.ones(3)).log()
+        (-torch.ones(3)).log()
+
+    monkeypatch.setattr("msctx.observers.failures.MOST_OVERFLOWS", 1)
+    assert ["its data are not written" in report for report in overflows(run, tmp_path)] == [False, True]
 
 
 def test_results_are_untouched(tmp_path: Path) -> None:

@@ -64,10 +64,10 @@ def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     with pytest.raises(FileError, match="No such file"):
         layer_of({"preset": str(path)}, "test")
-    path.write_text("context:\n  sed: 7\n")
+    path.write_text("context:\n  sed: 7\n  seed: 1\n  seed: 2\n")
     with pytest.raises(OptionError) as error:
         layer_of({"preset": str(path)}, "test")
-    assert str(error.value.problems[0].mark) == f"{path}:2:3"
+    assert [str(problem.mark) for problem in error.value.problems] == [f"{path}:2:3", f"{path}:4:3"]
     for text in ("seed: 7\n", "[1]\n", "", "context: 5\n"):
         path.write_text(text)
         with pytest.raises(OptionError, match="context"):

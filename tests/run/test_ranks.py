@@ -38,7 +38,7 @@ def launched(folder: Path, *more: str, restarts: int = 0) -> subprocess.Complete
 def test_torchrun_is_one_run(folder):
     done = launched(folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("options applied") == 1
+    assert done.stdout.count("options take effect") == 1
     assert done.stdout.count("completed") == 1
     (made,) = (folder / "runs").iterdir()
     for number in range(2):
