@@ -150,8 +150,8 @@ class OverflowReader(Reader):
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
-            row["source"] = row["line"] or user_frame()[0]
-            if any(all(row[part] == one[part] for part in ("operator", "module", "direction", "source")) for one in self.found):
+            row["line"] = row["line"] or user_frame()[0]
+            if any(all(row[part] == one[part] for part in ("operator", "module", "direction", "line")) for one in self.found):
                 self._scratch.drop(row)
                 continue
             self.found.append(row)
@@ -210,7 +210,7 @@ def sentence(row: Row) -> str:
     )
     origin += f", not read: {', '.join(unread)}" if unread else ""
     return (
-        f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['source']}: "
+        f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['line']}: "
         f"{_counted(row['outputs'])}, {origin}"
     )
 
