@@ -267,7 +267,7 @@ class ExceptReader(Reader):
         if not self._unmet:
             return
         known = _operators() | {path for model in watched.models() for path, _ in watched.paths_of(model)}
-        unknown = sorted(name for name in self._unmet if not _means_any(name, known))
+        unknown = sorted(name for name in [*self._unmet] if not _means_any(name, known))  # other threads go on
         self._unmet.clear()
         if unknown:
             near = [f"{name!r}{did_you_mean(name, [*known])}" for name in unknown]
