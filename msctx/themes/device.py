@@ -66,8 +66,7 @@ def _is_target(on: On) -> bool | None:
 def _device_target(on: On, setting: Setting) -> Outcome | None:
     if not _is_target(on):
         return None
-    here = "npu" if on.device == "ascend" else on.device
-    return honoured(cause=f"ctx.device is {here}; default_device=True creates tensors there")
+    return honoured(cause=f"ctx.device is {on.device.replace('ascend', 'npu')}; default_device=True creates tensors there")
 
 
 @translates("device_id", "session_device_id")
