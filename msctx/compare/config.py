@@ -18,7 +18,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import Int, Kind, Share, TextKind, ValueKind, check, nowhere
+from msctx.options.kinds import Kind, Share, TextKind, ValueKind, check, nowhere, whole
 from msctx.options.layers import collected
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
@@ -53,7 +53,7 @@ class Keys(BaseModel):
     phases: list[Annotated[str, ValueKind(PHASES)]] = [*PHASES]
     seconds: Annotated[float, Kind("seconds, more than 0", gt=0, lt=86400)] = 1.0
     """To be spent on each row."""
-    repetitions: Int(1, 1000) = 3  # type: ignore[valid-type]
+    repetitions: Annotated[int, whole(1, 1000)] = 3
     """Runs of each choice of an experiment, after one that is not counted."""
     error_limit: Share | None = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""

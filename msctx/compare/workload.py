@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options.documents import Document
-from msctx.options.kinds import BadValue, Bool, Int, Kind, ValueKind, check, refusal
+from msctx.options.kinds import BadValue, Bool, Kind, ValueKind, check, refusal, whole
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
 
@@ -106,7 +106,7 @@ class _Layer(BaseModel):
 
     name: Annotated[str, BeforeValidator(str)] = ""
     dtype: Annotated[str, ValueKind(DTYPES)] = DTYPES[0]
-    count: Int(1) = 1  # type: ignore[valid-type]
+    count: Annotated[int, whole(1)] = 1
 
 
 class ProductLayer(_Layer):
@@ -133,14 +133,14 @@ class ConvLayer(_Layer):
     padding: _Along = (0,)
     dilation: _Along = (1,)
     output_padding: _Along = (0,)
-    groups: Int(1) = 1  # type: ignore[valid-type]
+    groups: Annotated[int, whole(1)] = 1
     transposed: Bool = False
     layout: Annotated[str, ValueKind(LAYOUTS)] = LAYOUTS[0]
 
     @property
     def problem(self) -> ConvProblem:
         along = {key: getattr(self, key) * (len(self.input) - 2 if len(getattr(self, key)) == 1 else 1) for key in _ALONG}
-        rest = {"groups": self.groups, "transposed": self.transposed, "dtype": self.dtype, "layout": self.layout}
+        rest: Any = {"groups": self.groups, "transposed": self.transposed, "dtype": self.dtype, "layout": self.layout}
         return ConvProblem(self.input, self.weight, **along, **rest)
 
     @model_validator(mode="after")

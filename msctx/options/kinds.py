@@ -319,17 +319,18 @@ def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> A
 Memory = MemoryBetween('a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero')
 
 
-def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
+def whole(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Kind:
     """A whole number within closed limits; by default those of 64 bits. *zero*: whether 0 is one of them."""
     limits = "" if minimum is None else f", {minimum} or more" if maximum is None else f" from {minimum} to {maximum}"
     low, high = (-(2**63) if minimum is None else minimum), (2**63 - 1 if maximum is None else maximum)
     if zero:
-        return Annotated[int, Kind(f"a whole number{limits}", ge=low, le=high)]
+        return Kind(f"a whole number{limits}", ge=low, le=high)
     form = {"type": "integer", "minimum": low, "maximum": high, "not": {"const": 0}}
-    return Annotated[
-        int,
-        Kind(f"a whole number{limits}, not 0", where(lambda value: type(value) is int and value != 0), form, ge=low, le=high),
-    ]
+    return Kind(f"a whole number{limits}, not 0", where(lambda value: type(value) is int and value != 0), form, ge=low, le=high)
+
+
+def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
+    return Annotated[int, whole(minimum, maximum, zero=zero)]
 
 
 def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
@@ -382,9 +383,10 @@ def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks 
         where: the place, where there are no marks.
         marks: of what is within the value.
     """
-    if isinstance(own := get_args(kind)[-1:] and get_args(kind)[-1], ValueKind | TextKind | MemoryKind):
-        with suppress(BadValue):  # pydantic, whose import takes longer than a first context, would add nothing
-            return own.parse(value), []
+    match get_args(kind):
+        case (_, ValueKind() | TextKind() | MemoryKind() as own):
+            with suppress(BadValue):  # pydantic, whose import takes longer than a first context, would add nothing
+                return own.parse(value), []
     from pydantic import ValidationError
 
     try:
