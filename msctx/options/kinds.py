@@ -309,7 +309,7 @@ TextFlag = Annotated[str, TEXT_FLAG]
 Share = Annotated[float, Kind("a number above 0 and below 1, such as 1e-5", gt=0, lt=1)]
 Text = Annotated[str, TextKind()]
 AnyText = Annotated[str, TextKind(empty=True)]
-Path = Annotated[str, TextKind("a path")]
+Path = Annotated[str, TextKind("a path", check=where(lambda text: text[:1] != "{"))]
 
 
 def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Any:
