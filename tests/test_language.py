@@ -48,7 +48,11 @@ def rendered() -> Iterator[tuple[str, str]]:
     api = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
     for name, members in re.findall(r"^\.\. auto\w+:: ([\w.]+)(\n +:members:.*)?", api, re.MULTILINE):
         module, _, attribute = name.rpartition(".")
-        shown = inspect.unwrap(getattr(import_module(module), attribute))
+        try:
+            shown = inspect.unwrap(getattr(import_module(module), attribute))
+        except ModuleNotFoundError as missing:  # `make test` installs no library that msctx integrates with
+            assert not str(missing.name).startswith("msctx"), missing
+            continue
         source, first = inspect.getsourcelines(shown)
         node = ast.parse(inspect.cleandoc("\n" + "".join(source))).body[0]
         for part in [node, *(part for part in getattr(node, "body", [])[1:] if members)]:
