@@ -16,9 +16,10 @@ test: .venv/test
 	-$(BIN)/msctx build
 	$(PYTEST) -m "not full" tests
 
-# With the libraries that msctx integrates with, and what a change must pass beyond. Hundreds of processes start and are ended in it:
-# a test that fails runs once more, and the summary names it.
-test-all: .venv/integrations test
+# What a change must pass beyond, with the libraries that msctx integrates with, which `make test` does without. Hundreds of processes
+# start and are ended in it: a test that fails runs once more, and the summary names it.
+test-all: test
+	$(MAKE) .venv/integrations
 	$(PYTEST) --reruns 1 -raR -m "full and not nightly" tests
 
 # What no change waits for: every bound and its adversaries, sanitizers, PyTorch's own samples, ranks, compilation for CUDA, ten times

@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 FIND_A_NAN = DOCS / "tutorials/find-a-nan.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+LIBRARIES = ("accelerate", "hydra", "lightning", "transformers")
 UPDATE = "UPDATE_DOCS=1 pytest tests/test_docs.py"
 
 
@@ -49,7 +50,9 @@ def blocks(language: str, *pages: Path) -> list[Any]:
         text = page.read_text(encoding="utf-8")
         for block in re.finditer(r"^```([^`\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             if block[1] == language:
-                found.append(pytest.param(block[2], id=f"{page.stem}:{text.count(chr(10), 0, block.start()) + 1}"))
+                beyond = re.search(rf"\b({'|'.join(LIBRARIES)})\b", block[2]) and language
+                name = f"{page.stem}:{text.count(chr(10), 0, block.start()) + 1}"
+                found.append(pytest.param(block[2], id=name, marks=[pytest.mark.full] * bool(beyond)))
     return found
 
 
@@ -62,9 +65,6 @@ def commands() -> Iterator[list[str]]:
     for line in lines():
         if line.startswith("msctx "):
             yield shlex.split(line, comments=True)[1:]
-
-
-LIBRARIES = ("accelerate", "hydra", "lightning", "transformers")
 
 
 def skip_without_libraries(block: str) -> None:

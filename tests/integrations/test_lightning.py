@@ -17,7 +17,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from msctx.integrations.lightning import MsctxCallback  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
 
 class Small(lightning.LightningModule):

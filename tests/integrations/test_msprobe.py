@@ -14,6 +14,7 @@ from torch import nn
 import msctx
 
 pytest.importorskip("msprobe")
+pytestmark = pytest.mark.full
 
 CHANGED = "Aten.addmm.1.forward"
 """The operator with the weight that a test changes."""

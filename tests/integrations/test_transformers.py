@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 
 from msctx.integrations.transformers import MsctxCallback  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 FP16 = {"precision_mode": "allow_mix_precision_fp16"}
 
 

@@ -82,6 +82,7 @@ def test_texts_stay_texts(experiment, tmp_path, capsys):
         (["slurm"], "--engine: slurm: "),
     ],
 )
+@pytest.mark.full
 def test_mistakes_of_jobs_are_told_before_anything_runs(experiment, tmp_path, capsys, words, told):
     pytest.importorskip("submitit")
     code, _, err = run(capsys, experiment, "--sweep", "seed=1,2", "--engine", *words)
