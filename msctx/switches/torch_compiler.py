@@ -81,7 +81,7 @@ class _TraceFolder(Forced):
 
 def _of_rank(path: str | None) -> str | None:
     rank = distributed.known_rank()
-    return path and os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"]))
+    return path and os.path.abspath(os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"])))
 
 
 def _logs(name: str) -> Switch:
