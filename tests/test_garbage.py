@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import State, common, generators, marks
 from samples import values
@@ -16,7 +16,6 @@ from samples import values
 import msctx
 from msctx.errors import DeviceError, OptionError, StrictError, SwitchError
 from msctx.options import OPTIONS
-from msctx.options.layers import presets
 
 pytestmark = marks
 
@@ -107,33 +106,6 @@ def test_things_that_are_no_plain_data(exact_state: State, kind: str) -> None:
             assert kind != "no value", f"{spelling} took {value!r}"
 
 
-GROUPS = {spelling[:end] for spelling in SPELLINGS for end, letter in enumerate(spelling) if letter == "."}
-
-
-@settings(max_examples=80, **common)
-@given(names=st.dictionaries(st.text(max_size=20), garbage, min_size=1, max_size=3))
-def test_unknown_names_are_refused(exact_state: State, names: dict[str, Any]) -> None:
-    refuse_or_take(lambda: msctx.context(**names), exact_state)
-    if not set(names) & {*SPELLINGS, *GROUPS, "preset"}:
-        with pytest.raises(OptionError) as caught:
-            msctx.context(**names)
-        assert len(caught.value.problems) == len(names), "not all problems at once"
-
-
-@settings(max_examples=100, **common)
-@given(preset=st.one_of(garbage, st.text(max_size=8).map(lambda name: name + ".yaml")))
-@example(preset="no\0name.yaml")
-@example(preset="\ud800.yaml")
-@example(preset="x" * 5000 + ".yaml")
-def test_garbage_for_a_preset(exact_state: State, preset: Any) -> None:
-    if preset in (None, "") or preset in [*presets()]:
-        return
-    before = exact_state()
-    with pytest.raises(msctx.MsctxError):
-        msctx.context(preset)
-    assert exact_state() == before
-
-
 SAFE = [o for o in OPTIONS.values() if o.name not in ("inter_op_parallel_num", "max_device_memory", "seed")]
 """Options whose values can be put back, and of which none says how many digits of a generator are drawn."""
 right = st.sampled_from(SAFE).flatmap(
@@ -176,22 +148,3 @@ def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: 
         refused = ""
     assert not refused or "othing was changed" in refused or "put back" in refused
     assert (exact_state(), generators(), msctx.get_context()) == before
-
-
-@settings(max_examples=100, **common)
-@example(first={"function": None, "self": 1}, second={"args": 1, "kwargs": 1, "options": 1, "preset": None})
-@given(first=dictionaries, second=dictionaries)
-def test_set_context_takes_a_dictionary_whole_or_not_at_all(
-    exact_state: State, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    found = exact_state()
-    try:
-        for options in (first, second):
-            before = exact_state(), msctx.get_context()
-            try:
-                msctx.set_context(**options)
-            except (OptionError, DeviceError, StrictError, SwitchError):
-                assert (exact_state(), msctx.get_context()) == before
-    finally:
-        msctx.reset_context()
-    assert exact_state() == found

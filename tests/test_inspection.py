@@ -131,11 +131,8 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
         (empty, "without state.json"),
         (broken, "JSON object"),
         (write("list.json", b"[1, 2]"), "JSON object"),
-        (write("number.json", b"5"), "JSON object"),
         (write("text.json", b"{'a': 1}"), "is not JSON"),
-        (write("nothing.json", b""), "is not JSON"),
         (write("binary.json", b"\xff\xfe\x00"), "is not JSON"),
-        (write("deep.json", b'{"a": ' * 200_000), "is not JSON"),
     ):
         with pytest.raises(FileError, match=word) as error:
             read_record(path)

@@ -1,11 +1,15 @@
-"""Warnings: at the user's line, once for a text there by default, and after what they must not break off."""
+"""Warnings at the user's line, once for a text, after what they must not break off; errors that are copied stay whole."""
 
+import copy
+import pickle
 import warnings
+from collections.abc import Callable
 
 import pytest
 
 from msctx import notices
-from msctx.errors import MsctxWarning
+from msctx.errors import Diagnostic, FileError, Mark, MsctxWarning, OptionError, _ProblemsError
+from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 
 
 def test_python_shows_each_text_once_for_a_line() -> None:
@@ -39,3 +43,26 @@ def test_one_that_is_an_error_replaces_no_exception(capsys: pytest.CaptureFixtur
         with pytest.raises(ZeroDivisionError):
             _warn_and_fail()
     assert capsys.readouterr().err == "warning: beside\n"
+
+
+PROBLEMS = [
+    Diagnostic("deterministic", "'on' is wrong", "with-block"),
+    Diagnostic("seed", "no", mark=Mark("a.yaml", 1, 2, "s: x")),
+]
+WAYS: list[Callable[[BaseException], BaseException]] = [
+    copy.copy,
+    copy.deepcopy,
+    lambda error: pickle.loads(pickle.dumps(error)),
+]
+
+
+@pytest.mark.parametrize("kind", [OptionError, FileError, OptionTypeError, OptionRuntimeError])
+@pytest.mark.parametrize("way", WAYS)
+def test_problems_survive_pickle_and_copy(kind: type[_ProblemsError], way: Callable[[_ProblemsError], _ProblemsError]) -> None:
+    error = kind(PROBLEMS)
+    error.__dict__["__notes__"] = ["rank 1"]
+    found = way(error)
+    assert type(found) is kind
+    assert str(found) == str(error)
+    assert found.problems == error.problems
+    assert found.__dict__["__notes__"] == ["rank 1"]

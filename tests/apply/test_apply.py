@@ -8,7 +8,7 @@ from context_helpers import OwnError, in_thread
 from fake_switches import FOUND, NEW, change_one
 
 import msctx
-from msctx.context import ledger, session
+from msctx.context import ledger
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
 
@@ -120,26 +120,3 @@ def test_a_change_of_the_base_is_undone_past_what_cannot_be(base, library):
     assert library == {**FOUND, "b": 2}
     assert not base.records
     library.update(FOUND)
-
-
-def test_a_guest_gives_back_what_it_can(library, monkeypatch):
-    own = library.switch("a", scope="thread")
-    rows = {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}}
-    monkeypatch.setattr(ledger, "SWITCHES", rows)
-    monkeypatch.setattr(session, "SWITCHES", rows)
-    there = ledger.apply({"b": 2, "c": 3}, ledger.Hold("around"))
-    library.update(FOUND)  # as it is in the guest's thread
-
-    def stuck(name: str, value: object) -> None:
-        if (name, value) == ("b", "b found"):
-            raise RuntimeError("stuck")
-
-    library.on_write = stuck
-    hold = session._visit({"a": 1})
-    assert library == NEW
-    with pytest.raises(RestoreError, match="b: stuck"):
-        ledger.undo(hold, quiet=True)
-    assert library == {**FOUND, "b": 2}
-    library.on_write = lambda name, value: None
-    ledger.undo(there, quiet=True)
-    assert library == FOUND

@@ -64,70 +64,37 @@ def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting):
     assert not lasting.log, "something was written before the warning"
 
 
-INTEROP = """
-import os, sys, traceback, warnings, torch, msctx
-found = torch.get_num_interop_threads()
-wanted, late = dict(inter_op_parallel_num=found + 3), dict(inter_op_parallel_num=found + 4, runtime_num_threads=1)
-
-def told(enter):
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        enter()
-    return [str(one.message) for one in issued]
-
-def refused(enter, kind, text):
-    before = msctx.state()
-    try:
-        enter()
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise SystemExit(f"no error: {text}")
-    assert msctx.state() == before and not msctx.get_context()
-
-def block(inside=lambda ctx: None, **options):
-    with msctx.context(**options) as ctx:
-        inside(ctx)
-
-def of_a_with_block():
-    assert "stays" in msctx.explain(wanted).rows[0].reason, "the plan does not say that it stays"
-    refused(lambda: block(strict=True, **wanted), msctx.StrictError, "num_interop_threads")
-    (text,) = [*told(lambda: block(**wanted)), *told(lambda: block(**wanted))]
-    assert "stays" in text and torch.get_num_interop_threads() == found + 3
-    block(strict=True, **wanted)  # nothing would be left behind
-    def inside(ctx):
-        assert (torch.get_num_threads(), torch.get_num_interop_threads()) == (1, found + 3)
-        row = ctx.plan.rows[0]
-        assert (row.status, dict(row.assignments)) == ("refused", {}) and f"{found + 3} stays in force" in row.reason, row
-    (text,) = told(lambda: block(inside, **late))
-    assert f"operators, and only once in a process: {found + 3} stays in" in text, text
-
-def of_set_context():
-    assert not told(lambda: msctx.set_context(**wanted))
-    assert torch.get_num_interop_threads() == found + 3
-    msctx.reset_context()
-    refused(lambda: msctx.set_context(strict=True, **late), msctx.StrictError, "can only be set before")
-    assert any("can only be set before" in text for text in told(lambda: msctx.set_context(**late)))
-    msctx.reset_context()
-    assert torch.get_num_interop_threads() == found + 3
-
-def under_a_warning_that_is_an_error():
-    warnings.simplefilter("error")
-    for enter in (block, lambda **options: msctx.set_context(**options, enable_dump=True)):
-        refused(lambda: enter(**wanted), msctx.MsctxWarning, "")
-
-for check in (of_a_with_block, of_set_context, under_a_warning_that_is_an_error):
-    if (child := os.fork()) == 0:  # torch takes the number once in a process
-        try:
-            check()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
-        sys.exit(check.__name__)
-"""
-
-
 def test_the_number_of_inter_op_threads_stays(passes):
-    passes(INTEROP)
+    """Torch takes it once in a process."""
+    passes("""
+        import torch, warnings, msctx
+        found = torch.get_num_interop_threads()
+        wanted, late = {"inter_op_parallel_num": found + 3}, {"inter_op_parallel_num": found + 4, "runtime_num_threads": 1}
+
+        def told(**options):
+            with warnings.catch_warnings(record=True) as issued:
+                warnings.simplefilter("always")
+                with msctx.context(**options) as ctx:
+                    assert torch.get_num_threads() == options.get("runtime_num_threads", torch.get_num_threads())
+                assert torch.get_num_interop_threads() == found + 3
+            return ctx.plan.rows[0], [str(one.message) for one in issued]
+
+        def refused(enter, text):
+            before = msctx.state()
+            try:
+                enter()
+            except msctx.StrictError as error:
+                assert text in str(error), error
+            else:
+                raise SystemExit(f"no error: {text}")
+            assert msctx.state() == before and not msctx.get_context()
+
+        refused(msctx.context(strict=True, **wanted).__enter__, "num_interop_threads")
+        row, texts = told(**wanted)
+        assert "stays" in row.reason and len(texts) == 1 and "stays" in texts[0], (row, texts)
+        assert told(**wanted)[1] == [] == told(strict=True, **wanted)[1], "nothing would be left behind"
+        row, (text,) = told(**late)
+        assert (row.status, dict(row.assignments)) == ("refused", {}) and f"{found + 3} stays in force" in row.reason, row
+        assert f"operators, and only once in a process: {found + 3} stays in" in text, text
+        refused(lambda: msctx.set_context(strict=True, **late), "can only be set before")
+    """)

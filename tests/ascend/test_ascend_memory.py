@@ -1,8 +1,9 @@
-"""Options of device memory: the cap is torch_npu's, the settings of the allocator show in what it asks CANN for."""
+"""Device memory on Ascend: the cap is torch_npu's, the pool shows in what CANN gets; a call that fails leaves all as it was found."""
 
 import pytest
 
 pytestmark = pytest.mark.full
+
 
 SEGMENT = """
 def segment(size=5 << 20):
@@ -163,4 +164,30 @@ def test_where_tensors_are_shows_in_copies(ascend, options, evidence):
                 assert at is not None, (wanted, found)
                 del found[: at + 1]
         assert {{parameter.device.type for parameter in model.parameters()}} == {{"npu"}}
+    """)
+
+
+def test_when_cann_takes_no_option_all_is_as_it_was(ascend):
+    ascend("""
+        import os
+        torch.ones(3, device="npu").sort()  # from now on CANN gets options of compiled operators at once
+        calls()
+        before = msctx.state()
+        fail("aclSetCompileopt", nth=2)
+        try:
+            msctx.context(
+                deterministic="ON", matmul_allow_hf32=True, conv_allow_hf32=False, op_compiler_cache_mode="force"
+            ).__enter__()
+        except msctx.errors.SwitchError as error:
+            assert "error code is 500000" in str(error)
+        else:
+            raise AssertionError("CANN was to take nothing")
+        assert msctx.diff(before, msctx.state()) == {}
+        assert "HCCL_DETERMINISTIC" not in os.environ
+        last = {}
+        for call in calls("aclSetCompileopt("):
+            if "fails" not in call:
+                name, value = call[:-1].split("(")[1].split(", ")
+                last[name] = value
+        assert last.get("ACL_ALLOW_HF32", "10") == "10" and last.get("ACL_OP_COMPILER_CACHE_MODE", "enable") == "enable", last
     """)

@@ -88,27 +88,19 @@ def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh, tmp_pa
         f"context: {json.dumps(context)}\nexperiment: {{entry: job.py:look, seed: 0}}\nrecord: {{dir: {tmp_path / 'runs'}}}\n",
         encoding="utf-8",
     )
-    ascend_fresh(
-        "-m",
-        "msctx",
-        "run",
-        str(file),
-        cwd=tmp_path,
-        env={"PYTHONPATH": os.pathsep.join((str(tmp_path), machine.variables()["PYTHONPATH"]))},
-    )
-    results = sorted((tmp_path / "runs").rglob("result.json"))
-    assert len(results) == 1
-    for one in results:
-        found = json.loads(one.read_text(encoding="utf-8"))
-        expected = {
-            "HCCL_EXEC_TIMEOUT": "600",
-            "HCCL_EVENT_TIMEOUT": "60",
-            "HCCL_DETERMINISTIC": "true",
-            "TE_PARALLEL_COMPILER": "1",
-            "PYTORCH_NO_NPU_MEMORY_CACHING": "1",
-            "ASCEND_MAX_OP_CACHE_SIZE": "500",
-            "ASCEND_REMAIN_CACHE_SIZE_RATIO": "50",
-        }
-        assert expected.items() <= found["before"].items(), {name: found["before"].get(name) for name in expected}
-        assert found["config"]["dump"] == {"dump_scene": "aic_err_norm_dump"}
-        assert found["memory"] == ["aclrtMallocAlign32(5242912)"] * 2, "memory goes back at once"
+    paths = os.pathsep.join((str(tmp_path), machine.variables()["PYTHONPATH"]))
+    ascend_fresh("-m", "msctx", "run", str(file), cwd=tmp_path, env={"PYTHONPATH": paths})
+    (result,) = (tmp_path / "runs").rglob("result.json")
+    found = json.loads(result.read_text(encoding="utf-8"))
+    expected = {
+        "HCCL_EXEC_TIMEOUT": "600",
+        "HCCL_EVENT_TIMEOUT": "60",
+        "HCCL_DETERMINISTIC": "true",
+        "TE_PARALLEL_COMPILER": "1",
+        "PYTORCH_NO_NPU_MEMORY_CACHING": "1",
+        "ASCEND_MAX_OP_CACHE_SIZE": "500",
+        "ASCEND_REMAIN_CACHE_SIZE_RATIO": "50",
+    }
+    assert expected.items() <= found["before"].items(), {name: found["before"].get(name) for name in expected}
+    assert found["config"]["dump"] == {"dump_scene": "aic_err_norm_dump"}
+    assert found["memory"] == ["aclrtMallocAlign32(5242912)"] * 2, "memory goes back at once"

@@ -1,7 +1,6 @@
 """The command line: output for people and programs, exit codes, and no traceback of ours for a user's mistake."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,13 +172,6 @@ def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_goes_on_when_nobody_reads(tmp_path):
-    command = f"{sys.executable} -m msctx run digits args.epochs=2 --out {tmp_path}/run 2>/dev/null | true"
-    subprocess.run(["bash", "-c", command], check=True, cwd=ROOT)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
-
-
-@pytest.mark.full
 def test_output_that_cannot_be_written():
     for command in (f"{sys.executable} -m msctx state > /dev/full", f"{sys.executable} -m msctx explain seed=1 >&-"):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -187,27 +179,16 @@ def test_output_that_cannot_be_written():
         assert ("error: the output cannot be written: No space left" in done.stderr) == ("/dev/full" in command)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (PermissionError(13, "Permission denied", "/data/x.bin"), "/data/x.bin  Permission denied"),
-        (
-            FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
-            "No usable temporary directory found in ['/tmp']",
-        ),
-        (OSError("the tape is torn"), "the tape is torn"),
-    ],
-)
-def test_a_file_that_fails_is_named(msctx, monkeypatch, error, expected):
+def test_a_file_that_fails_is_named(msctx, monkeypatch):
     """It is not the output."""
 
     def fail(**given):
-        raise error
+        raise PermissionError(13, "Permission denied", "/data/x.bin")
 
     monkeypatch.setattr(cli, "app", fail)
-    assert msctx("state") == (3, "", f"error: {expected}\n")
+    assert msctx("state") == (3, "", "error: /data/x.bin  Permission denied\n")
     code, out, _ = msctx("state", "--json")
-    assert (code, json.loads(out)["message"]) == (3, expected)
+    assert (code, json.loads(out)["message"]) == (3, "/data/x.bin  Permission denied")
 
 
 @pytest.mark.full
@@ -218,16 +199,6 @@ def test_warnings_are_one_line_and_name_no_line_of_ours():
     assert line.startswith(f"warning: {REFUSED.partition('=')[0]}=True on cpu: refused: torch 2.13 ")
     done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
-
-
-@pytest.mark.full
-def test_the_result_is_printed_though_nobody_reads_the_progress(tmp_path):
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    command = [sys.executable, "-m", "msctx", "run", "digits", "args.epochs=2", "--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write_end, text=True, cwd=ROOT)
-    os.close(write_end)
-    assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "completed")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "ascend"])
@@ -331,9 +302,3 @@ def test_explain_reports_that_strict_would_refuse(msctx):
     _, out, _ = msctx("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
     assert f"1 of 2 options take effect; not: {REFUSED.partition('=')[0]}" in out
-
-
-def test_a_width_that_is_none(msctx, monkeypatch):
-    for columns in ("0", "x", "-3", ""):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert "session.deterministic" in msctx("options", "deterministic")[1], columns

@@ -115,12 +115,6 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder):
     assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
-def test_a_name_that_no_file_can_have(folder, capsys):
-    code, out, err = run(capsys, "init", "--", "a\0b.yaml")
-    assert (code, out, "cannot be written: " in err) == (3, "", True)
-    assert not [*folder.iterdir()]
-
-
 def written(*words):
     with pytest.raises(SystemExit) as end:
         main(list(words))

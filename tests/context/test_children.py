@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import msctx
-from msctx.context import scopes
 
 PROGRAM = """
 import multiprocessing, sys, threading
@@ -83,15 +81,6 @@ def test_what_cannot_be_held_is_reported() -> None:
     broken = msctx.context(device_target="Ascend").worker_init_fn
     with pytest.warns(msctx.MsctxWarning, match="this process runs without the options of the one that started it"):
         broken()
-
-
-def test_workers_have_random_numbers_of_their_own() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    scopes.WorkerInit(msctx.context(seed=3).layers)(1)
-    assert torch.equal(torch.rand(1), expected)
-    msctx.reset_context()
 
 
 def test_a_context_of_its_own_leaves_what_lies_around() -> None:

@@ -99,21 +99,6 @@ def test_fullgraph_says_why_it_cannot(plain_state: State, work: Callable[..., An
     assert plain_state() == before
 
 
-def test_fullgraph_with_a_context_made_outside(plain_state: State) -> None:
-    ctx = msctx.context(deterministic="ON")
-
-    def work(x: torch.Tensor) -> torch.Tensor:
-        with ctx:
-            return x * 2
-
-    call = compiled(work, fullgraph=True)
-    before = plain_state()
-    for function in (call, compiled(ctx(lambda x: x * 2), fullgraph=True)):
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Context|a msctx context"):
-            function(torch.ones(1))
-        assert plain_state() == before
-
-
 @pytest.mark.parametrize("options", [{"max_call_depth": 1200}, {"deterministic": "ON"}, {"precision_mode": "force_fp32"}])
 def test_a_context_around_each_step_compiles_once(options: dict[str, Any]) -> None:
     compilations = 0

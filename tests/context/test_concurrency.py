@@ -39,17 +39,6 @@ def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
     assert exact_state() == before
 
 
-def test_disjoint_scopes_close_in_any_order(exact_state: State) -> None:
-    before = exact_state()
-    with Elsewhere() as other:
-        theirs, mine = msctx.context(runtime_num_threads=1), msctx.context(deterministic="ON")
-        other.do(theirs.__enter__)
-        with mine:
-            other.do(theirs.__exit__)
-            assert torch.are_deterministic_algorithms_enabled()
-    assert exact_state() == before
-
-
 def test_a_thread_born_inside_a_scope_restores_what_later_threads_get() -> None:
     """It keeps the scope's number of threads as its own; what it puts back must not become everybody's."""
     found = threads()

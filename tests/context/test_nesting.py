@@ -1,6 +1,5 @@
 """with-blocks: entered, left, nested and entered again, each level restored; left in the wrong order or from elsewhere."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,14 +25,6 @@ def test_with_block(exact_state: State) -> None:
     assert msctx.current() is not ctx
 
 
-def test_a_context_does_nothing_before_it_is_entered(exact_state: State) -> None:
-    before = exact_state()
-    ctx = msctx.context(deterministic="ON")
-    assert exact_state() == before
-    with ctx:
-        assert exact_state() != before
-
-
 # Options that may yield to others are laid anew at each entry, for each of the layers below
 @pytest.mark.parametrize("options", [{"deterministic": "ON"}, {"max_device_memory": "1GB"}, {"precision_mode": "force_fp32"}])
 def test_what_an_entry_does_does_not_grow_with_its_depth(options: dict[str, Any]) -> None:
@@ -46,26 +37,6 @@ def test_what_an_entry_does_does_not_grow_with_its_depth(options: dict[str, Any]
             sys.setprofile(None)
             counts.append(len(calls))
     assert counts[59] < 1.5 * counts[9], counts
-
-
-def test_a_generator_that_is_open_at_the_end_is_no_error(run_forked: Any) -> None:
-    done = run_forked("""
-        import msctx
-        def inside():
-            with msctx.context(deterministic="ON"):
-                yield
-        one = inside()
-        next(one)
-    """)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_coroutine_may_use_a_with_block() -> None:
-    async def work() -> int:
-        with msctx.context(runtime_num_threads=1):
-            return threads()
-
-    assert asyncio.run(work()) == 1
 
 
 def test_one_context_is_entered_again_and_inside_itself(exact_state: State) -> None:

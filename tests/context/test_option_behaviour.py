@@ -1,7 +1,6 @@
 """What other built options do to torch: pynative_synchronize, deterministic, device_target."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -97,13 +96,3 @@ def test_a_target_that_is_not_here(base: None, exact_state: State) -> None:
         assert exact_state() == before
         assert msctx.get_context() == {}
     assert context_module.stack.scopes == []
-
-
-def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
-    file = tmp_path / "env.json"
-    found = []
-    for value in ("true", "false", "true"):
-        file.write_text(f'{{"sys": {{"mem_reuse": {value}}}}}')
-        with msctx.context(env_config_path=str(file)):
-            found.append(msctx.get_context("env_config_path.sys.mem_reuse"))
-    assert found == [True, False, True]

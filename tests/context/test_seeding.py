@@ -111,11 +111,6 @@ def test_a_rank_that_becomes_known_later_does_not_seed_anew(monkeypatch: pytest.
             assert draw() != before[: len(after)]
 
 
-def test_a_seed_by_rank_needs_a_seed() -> None:
-    with pytest.warns(msctx.MsctxWarning, match="seed_by_rank=True.*without seed"), msctx.context(seed_by_rank=True):
-        pass
-
-
 def test_workers_by_worker_init_fn_have_neither() -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():

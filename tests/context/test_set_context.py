@@ -1,7 +1,6 @@
 """set_context and reset_context: what holds outside and under open with-blocks, and after a refusal, Ctrl-C or a dead thread."""
 
 import random
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -49,16 +48,6 @@ def test_set_context_seeds_once(base: None) -> None:
         assert torch.rand(1).item() != first[0], "a scope that has no seed seeded again"
     msctx.set_context(seed=5)
     assert (torch.rand(1).item(), random.random()) == first
-
-
-def test_a_later_set_context_keeps_what_earlier_ones_need(base: None) -> None:
-    msctx.set_context(max_call_depth=2000)
-    limit = sys.getrecursionlimit()
-    assert limit > 2000
-    msctx.set_context(runtime_num_threads=1)
-    assert sys.getrecursionlimit() == limit, "Python's limit fell below what max_call_depth needs"
-    with msctx.context(seed_scope=True):
-        assert sys.getrecursionlimit() == limit
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,6 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
 
 
-def test_ctrl_c_in_a_block_within_others(exact_state: State) -> None:
-    before = exact_state()
-    with pytest.raises(KeyboardInterrupt), msctx.context(deterministic="ON"), msctx.context(runtime_num_threads=1):
-        signal.raise_signal(signal.SIGINT)
-    assert exact_state() == before
-
-
 def test_the_outermost_block_delivers_it() -> None:
     seen: list[str] = []
 
@@ -75,17 +68,6 @@ def test_a_handler_that_does_not_raise_leaves_the_context_in_force(interrupted: 
             assert seen == [signal.SIGINT], "the program's own handler was not called"
             assert torch.get_num_threads() == 1
         assert exact_state() == before
-    finally:
-        signal.signal(signal.SIGINT, found)
-
-
-def test_a_handler_that_is_set_meanwhile_stays() -> None:
-    """After a Ctrl-C, a run that writes its record takes no notice of the next one."""
-    found = signal.getsignal(signal.SIGINT)
-    try:
-        with uninterrupted():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, found)
 

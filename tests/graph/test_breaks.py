@@ -188,18 +188,6 @@ def test_under_strict_too_many_variants_are_an_error_that_names_the_function(few
             Varying()(image(2), "ab")
 
 
-def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise ValueError("no compiler here")
-
-    monkeypatch.setattr("torch._dynamo.backends.debugging.aot_autograd", fails)
-    net, x = Net().eval(), image()
-    with msctx.context(**EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match=r"graph_programs.py:\d+.*no compiler here"):
-        torch.testing.assert_close(net(x), net(x))
-    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS), pytest.raises(Exception, match="no compiler here"):
-        Net()(x)
-
-
 def test_recompilations_have_their_reason() -> None:
     net = Net()
     with msctx.context(**EAGER_GRAPHS) as ctx:

@@ -217,19 +217,6 @@ def test_empty_batches_and_inf() -> None:
         torch.testing.assert_close(result[~right.isnan()], right[~right.isnan()], rtol=1e-4, atol=1e-4)
 
 
-def test_the_operator_checks_what_it_is_given() -> None:
-    with msctx.context(conv_fprop_algo="normal"):
-        call = torch.ops.msctx.convolution
-        x, w = images(), torch.rand(6, 6, 3, 3)
-        how = ([1, 1], [1, 1], [1, 1], 1, None, None)
-        with pytest.raises(RuntimeError, match="unknown activation tanh"):
-            call(x, w, *how, None, "tanh", 0.0, 0.0, False)
-        with pytest.raises(RuntimeError, match="scale has 5 values; the result has 6 channels"):
-            call(x, w, *how[:4], torch.rand(5), None, None, "none", 0.0, 0.0, False)
-        with pytest.raises(RuntimeError, match="other has another shape than the result"):
-            call(x, w, *how, x[:1], "none", 0.0, 0.0, False)
-
-
 class Calls(nn.Module):
     """A convolution, a batch norm and whatever a program does with them."""
 

@@ -124,17 +124,6 @@ def test_hooks_and_forwards_that_change_later_are_compiled_with_their_reason(hoo
     assert ctx.graphs().recompiled
 
 
-def test_watched_models_are_compiled() -> None:
-    net = Net()
-    with msctx.context(conv_fprop_algo="gemm", **EAGER_GRAPHS) as ctx:
-        ctx.watch(net)
-        net(image())
-        net(image())
-    assert graphs() == 1
-    (row,) = ctx.choices()
-    assert (row.module, row.ran, row.calls) == ("conv", "gemm", 2)
-
-
 @pytest.mark.parametrize("how", ["own compile()", "torch.compile", "script", "trace", "fx"])
 def test_what_the_program_captures_by_itself_is_left_alone(how: str) -> None:
     net: Any = Net().eval()
@@ -197,15 +186,6 @@ def test_jit_compiles_functions_under_the_options_in_force() -> None:
     assert graphs() == 1
     with pytest.raises(TypeError, match="GRAPH_MODE"):
         msctx.jit(Net())  # type: ignore[type-var]
-
-
-def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
-    net, x = nn.Linear(8, 8), image(4, 8)
-    with msctx.context(**EAGER_GRAPHS):
-        plain = net(x)
-        with msctx.context(precision_mode="force_fp16"):
-            assert net(x).dtype == torch.float16
-        torch.testing.assert_close(net(x), plain, rtol=0, atol=0)
 
 
 def test_memory_first_keeps_inputs_alone() -> None:

@@ -129,21 +129,6 @@ def test_what_is_no_such_program_is_left_as_it_is(name: str) -> None:
         torch.testing.assert_close(result, layer(x))
 
 
-@pytest.mark.full
-def test_shapes_may_have_symbols() -> None:
-    expected = "scale+shift+add"
-    layer = Layer(TAILS[expected])
-    torch._dynamo.reset()
-    with msctx.context(**REQUESTED, compile_dynamic_mode=True) as ctx, torch.no_grad():
-        for shape in ((2, 5, 13), (3, 7, 13), (9, 4, 13)):
-            x = values(*shape)
-            found = layer(x)
-            with msctx.context(mode="PYNATIVE_MODE"):
-                torch.testing.assert_close(found, layer(x))
-        assert len(ctx.graphs()) == 1
-        assert sum(row.calls for row in ctx.choices() if row.epilogue == expected) == 3
-
-
 @pytest.mark.parametrize(
     "options",
     [

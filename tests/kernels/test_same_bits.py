@@ -7,13 +7,7 @@ import pytest
 from cases import CASES, OTHER_CASES, case
 from checks import distance, largest, stored, takes, terms, truth
 
-from kernels import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, ROWS, TARGETS, Epilogue, Kernels, Row
-
-SHARED = (
-    case(3, 20, 18, (13, 14), 3, padding=1),
-    case(24, 1, 1, (9, 8), 3, padding=1),
-    case(1, 2, 2, (64, 70), 3, padding=1),
-)
+from kernels import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, TARGETS, Epilogue, Kernels
 
 CUT = (
     case(1, 15, 790, (24, 25), 3, padding=1),
@@ -36,16 +30,6 @@ def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algor
             )
             assert distance(one, right) <= kernels.error(row, each) * largest(right), (row, each)
             assert {other.tobytes() for other in others} == {one.tobytes()}, (row, each)
-
-
-@pytest.mark.parametrize("row", ROWS, indirect=True)
-def test_repeated(kernels: Kernels, row: Row) -> None:
-    for each in (c for c in SHARED if takes(row, c)):
-        results = [kernels.run(row, each, stored(each), threads=16) for _ in range(3 if row.fixed_order else 20)]
-        right = truth(kernels, row.op, each)
-        bound = kernels.error(row, each) * largest(right)
-        assert all(distance(result, right) <= bound for result in results), each
-        assert not row.fixed_order or len({result.tobytes() for result in results}) == 1, each
 
 
 def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels) -> None:

@@ -6,7 +6,6 @@ import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -312,16 +311,6 @@ def test_a_model_is_as_before_and_its_copies_work() -> None:
         with ctx:
             other(x).sum().backward()
             assert [row["recomputed"] for row in msctx.memory_stats()["recomputed"][-2:]] == [True, True]
-
-
-def test_a_forward_attribute_of_somebody_else_stays() -> None:
-    model = nn.Sequential(mlp(), mlp())
-    model[0].forward = own = MethodType(lambda self, x: x, model[0])  # type: ignore[method-assign]
-    with msctx.context(memory_optimize_level="O1") as ctx:
-        ctx.watch(model)
-        model[1].forward = other = lambda x, inner=model[1].forward: inner(x)  # type: ignore[method-assign,assignment]
-    assert (model[0].forward, model[1].forward) == (own, other)
-    assert model(torch.randn(2, WIDTH)).shape == (2, WIDTH)
 
 
 def test_gradients_may_be_taken_later_and_twice_and_a_block_inside_a_block_is_part_of_it() -> None:

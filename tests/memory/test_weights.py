@@ -4,7 +4,6 @@ import copy
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -105,18 +104,6 @@ def test_identity_strides_dtypes_and_odd_shapes_stay() -> None:
         assert model.tied is model.short
     assert all(torch.equal(parameter, values[name]) for name, parameter in found.items())
     assert {name: found[name].stride() for name in strides} == strides
-
-
-def test_a_folder_that_cannot_be_made_is_told_and_nothing_changes(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (work_path / "file").write_text("")
-    monkeypatch.setenv("ASCEND_WORK_PATH", str(work_path / "file"))
-    model = network()
-    pointers = [parameter.data_ptr() for parameter in model.parameters()]
-    msctx.current().watch(model)
-    with pytest.raises(SwitchError, match=r"external_weight: .*file"), msctx.context(external_weight=True):
-        pass
-    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
-    assert msctx.state()["models.parameters"] is None
 
 
 def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Path) -> None:
@@ -378,22 +365,3 @@ def test_what_the_program_lays_itself_inside_stays() -> None:
         ctx.watch(model)
         model.weight.data = mine = torch.zeros(3, 3, 4, 6).permute(3, 2, 0, 1)
     assert model.weight.stride() == mine.stride()
-
-
-def test_memory_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = net(), []
-    found = strides(model)
-
-    def fails(*args: Any, **more: Any) -> torch.Tensor:
-        calls.append(args)
-        if len(calls) == 2:
-            raise MemoryError("no memory")
-        return memory_of(*args, **more)
-
-    memory_of = parameters.memory_of
-    monkeypatch.setattr(parameters, "memory_of", fails)
-    with msctx.context() as ctx:
-        ctx.watch(model)
-        with pytest.raises(MemoryError), msctx.context(variable_format_optimize=True):
-            pass
-        assert (strides(model), parameters.FORMAT.read()) == (found, None)

@@ -26,13 +26,9 @@ def test_a_syntax_error_has_its_place(write):
         (b"# a\n# b\n# c\nx = '\xff'\n", "cannot be decoded"),
         (b"# coding: no-such\n", "cannot be decoded"),
         (b"# coding: rot13\n", "cannot be decoded"),
-        ("ms = 1".encode("utf-16"), "cannot be decoded"),
         (b"x = 1\0\n", "null byte"),
         (b"print 'hello'\n", "this is not Python"),
-        (b"x = " + b"(" * 500 + b")" * 500, "Python"),
         (b"x = " + b"-" * 200_000 + b"1", "nested too deeply"),
-        (b"x = " + b"9" * 5000, "this is not Python"),
-        (b"def f(:\n" + b"#" * 10_000, "this is not Python"),
     ],
 )
 def test_files_that_cannot_be_read(write, content, expected):
@@ -78,34 +74,15 @@ def test_a_file_without_calls(write):
 @pytest.mark.parametrize(
     "text",
     [
-        "x = " + " + ".join(["'a'"] * 900) + "\nms.set_context(mode=0)",
         "if a: pass\n" + "elif a: pass\n" * 400 + "else: ms.set_context(mode=0)",
         "".join(f"a{i} = a{i + 1}\n" for i in range(3000)) + "a3000 = 1\nms.set_context(device_id=a0, mode=0)",
         "".join(f"a{i} = [a{i + 1}, a{i + 1}]\n" for i in range(60)) + "ms.set_context(device_id=a0, mode=0)",
         "".join(f"a{i} = {{**a{i + 1}, **a{i + 1}}}\n" for i in range(60)) + "ms.set_context(mode=0, **a0)",
-        "".join(f"a{i} = a{i + 1}.x\na{i} = a{i + 1}.y\n" for i in range(60)) + "a0.set_context()\nms.set_context(mode=0)",
-        "".join(f"a{i + 1} = [a{i}, a{i}]\nb{i} = [a{i}]\n" for i in range(60))
-        + "a0 = []\nms.set_context(mode=0, device_id=a0)",
-        "ms.set_context(mode=0, device_id=" + "[" * 90 + "]" * 90 + ")",
         "\n".join(["ms.set_context(mode=0)"] * 2000),
     ],
 )
 def test_large_scripts_are_read_in_time(of, text):
     assert of(text).options == {"mode": 0}
-
-
-def test_text_that_would_break_a_comment(write, tmp_path):
-    script = write(
-        'import mindspore as ms\nms.set_context(device_id=f(\n    """a\u2028b\nc""",\n    "\x1b[31m"), '
-        'save_graphs_path="\\x00\\u2028\\ud800")',
-        name="a\nb #1.py",
-    )
-    migration = migrate.read(script)
-    text = migrate.as_yaml(migration)
-    assert "\x1b" not in text
-    assert "\u2028" not in text
-    assert len(text.splitlines()) == 4
-    check_outputs(migration, tmp_path)
 
 
 def test_warnings_about_the_script_are_not_ours(write):

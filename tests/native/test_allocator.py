@@ -5,7 +5,6 @@ import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fake_device
 import pytest
 import torch
 
@@ -122,16 +121,6 @@ def test_without_reuse_nothing_is_kept_and_no_address_comes_again(size: int, tmp
     assert len(taken) == 500
 
 
-def test_looking_at_memory_takes_none_of_it(passes: Callable[[str], str]) -> None:
-    passes("""
-        import torch, msctx
-        with msctx.context(max_device_memory="64MB"):
-            full = torch.empty(2**24)
-            (cap,) = msctx.memory_stats()["caps"]
-            assert (cap["peak_bytes"], cap["allocations"]) == (2**26, 1), cap
-    """)
-
-
 # --- what the process may have ----------------------------------------------------------------------------------------
 
 
@@ -159,17 +148,6 @@ def test_the_tightest_of_the_groups_around_a_process_counts(
     monkeypatch.setattr(memory, "FILES", files)
     assert memory.share_left() == pytest.approx(0.4)
     assert memory.free_bytes() == 40
-
-
-def test_ulimit_counts(passes: Callable[..., str]) -> None:
-    passes("""
-        import resource
-        from pathlib import Path
-        from msctx.native import memory
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + used // 9, resource.RLIM_INFINITY))
-        assert memory.share_left() < 0.2 and memory.free_bytes() <= used // 9
-    """)
 
 
 # --- memory whose holder does not know where it came from, as oneDNN's --------------------------------------------------
@@ -228,31 +206,4 @@ entered = msctx.context(max_device_memory="1GB")
 entered.__enter__()
 inside = [make() for make in USERS]
 atexit.register(lambda: (before.pop(), inside.pop()))
-""")
-
-
-def test_one_that_comes_inside_a_scope_ends_the_cap_and_stays_and_refuses_the_next(passes: Callable[..., str]) -> None:
-    """The other library is compiled in some seconds, and then kept."""
-    if why := fake_device.obstacle():
-        pytest.skip(why)
-    passes(f"""
-import ctypes, warnings, torch, msctx
-other = ctypes.CDLL({str(fake_device.library(Path(__file__).with_name("other_allocator.cpp")))!r})
-with warnings.catch_warnings(record=True) as found:
-    warnings.simplefilter("always")
-    with msctx.context(max_device_memory="1MB"):
-        held = torch.ones(2**19, dtype=torch.uint8)
-        other.take(0)
-        torch.empty(2**21, dtype=torch.uint8)
-        assert msctx.memory_stats()["caps"][0]["current_bytes"] == 2**19
-assert any("native.memory_pool" in str(w.message) for w in found), found
-assert other.is_in_force() and int(held.sum()) == 2**19
-del held
-assert msctx.memory_stats()["current_bytes"] == 0
-try:
-    with msctx.context(max_device_memory="1MB"):
-        raise AssertionError
-except msctx.errors.SwitchError as error:
-    assert "another library has put an allocator of its own in place of torch's. Nothing was changed" in str(error), error
-assert other.is_in_force() and msctx.memory_stats()["caps"] == []
 """)

@@ -115,9 +115,6 @@ def test_only_the_gradients_that_are_needed(options: dict[str, str]) -> None:
                 assert_near(leaf.grad, exact, 2e-5, str(mask))
 
 
-# --- values that are not finite --------------------------------------------------------------------------------------
-
-
 # --- windows of one position --------------------------------------------------------------------------------------------
 
 

@@ -138,22 +138,6 @@ def test_a_weight_in_channels_last_with_the_same_values(ctx: "msctx.Context") ->
     assert bits([fn.conv2d(X, last)]) == bits([fresh(X, last.contiguous())])
 
 
-def _write(w: Tensor) -> None:
-    w[1, 2, 0, 2] = 7.0
-
-
-def test_what_another_process_writes_is_noticed(ctx: "msctx.Context") -> None:
-    w = weight().share_memory_()
-    before = fn.conv2d(X, w)
-    process = torch.multiprocessing.get_context("fork").Process(target=_write, args=(w,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert w[1, 2, 0, 2] == 7.0
-    after = fn.conv2d(X, w)
-    assert bits([after]) == bits([fresh(X, w)]) != bits([before])
-
-
 # --- what is kept of them ---------------------------------------------------------------------------------------------
 
 

@@ -68,17 +68,6 @@ LAYOUTS = {
 }
 
 
-@each_mode
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sums_of_sparse_tensors_keep_their_dtype(layout, mode):
-    for dtype in (torch.float32, torch.bfloat16):
-        given = LAYOUTS[layout](torch.eye(8, dtype=dtype))
-        with msctx.context(precision_mode=mode):
-            found = given + given
-        assert found.dtype == dtype
-        assert torch.equal(found.to_dense(), 2 * torch.eye(8, dtype=dtype))
-
-
 def test_attention_of_jagged_tensors():
     """torch.nested has rounded what it hands on to the dtype of autocast: a mode of float32 cannot hold."""
     given = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)], layout=torch.jagged)

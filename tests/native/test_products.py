@@ -217,9 +217,6 @@ def test_what_computes_past_the_hook_is_counted_and_refused() -> None:
     assert not ctx.choices()
 
 
-# --- bits -------------------------------------------------------------------------------------------------------------
-
-
 # --- the bound that is stated holds for the whole call ------------------------------------------------------------------
 
 

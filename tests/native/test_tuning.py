@@ -2,9 +2,6 @@
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,18 +124,6 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
     assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
 
 
-def test_where_this_process_is_bound_to_cores_those_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = min(os.sched_getaffinity(0))
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
-        os.sched_setaffinity(spinning.pid, {core})
-        for bound, expected in ((core, True), (10**6, False)):
-            monkeypatch.setattr(os, "sched_getaffinity", lambda _, bound=bound: {bound})
-            until = time.monotonic() + 60
-            while tuned.IS_BUSY() is not expected:  # it starts
-                assert time.monotonic() < until
-        spinning.kill()
-
-
 def test_a_result_is_measured_again_until_three_processes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for agree in (1, 2, 3):
         path = tuned.write(tmp_path / f"{agree}.json", tuned.entry(PROBLEM, "gemm", votes=["gemm strict"] * agree))
@@ -161,25 +146,6 @@ def test_traced_code_is_not_measured_and_what_runs_later_is() -> None:
         assert ctx.choices()[0].reasons[0] == "chosen as by normal: not measured yet"
         fn.conv2d(X, W)
     assert tuned.measurements() == before + 1
-
-
-def test_a_forked_worker_measures_nothing(passes: Callable[..., str], tmp_path: Path) -> None:
-    passes(
-        f"""
-        import os, signal, torch, msctx
-        from msctx.native import core
-        torch.set_num_threads(1)  # torch's own threads do not come along
-        core.load()
-        if (pid := os.fork()) == 0:
-            signal.alarm(50)
-            with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
-                torch.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
-            (row,) = ctx.choices()
-            os._exit(0 if "forked worker" in row.reasons[0] and core.loaded().measurements() == 0 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        """
-    )
-    assert not (tmp_path / "tuning.json").exists()
 
 
 # --- the file decides -------------------------------------------------------------------------------------------------

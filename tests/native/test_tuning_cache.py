@@ -147,22 +147,3 @@ def test_it_names_the_gpu_its_software_and_our_kernels(gpus: Gpus, monkeypatch: 
     assert found.torch.endswith(" CUDA 13.0")
     assert (found.kernels, found.compiler) == (plans.origin()[:16], "NVRTC 13.0")
     assert (found.place, stamp(core.load()).place) == ("cuda", "cpu")
-
-
-def test_results_of_other_kernels_are_not_used_and_those_of_another_compiler_are(
-    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    gpus(("H200", 9, 0))
-    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.0"))
-    before = of_cuda()
-    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.1"))
-    assert before.differs(of_cuda()) == ([], ["compiler"])
-    folder = tmp_path / "cuda"
-    folder.mkdir()
-    for path in plans.SOURCES.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(plans, "SOURCES", folder)
-    assert not before.differs(of_cuda())[0]
-    with (folder / "depthwise.cuh").open("a") as file:
-        file.write("// faster\n")
-    assert before.differs(of_cuda())[0] == ["kernels"]

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msctx
-from msctx.errors import Mark
 from msctx.options import OPTIONS, formats
 from msctx.options.documents import Document
 from msctx.options.formats import Format, parse_ini
@@ -32,11 +31,6 @@ WORDS = st.sampled_from(TOKENS.split())
 NEAR = st.lists(WORDS | st.text(max_size=8)).map("\n".join) | st.dictionaries(
     WORDS, JSON_VALUES | st.dictionaries(WORDS, st.lists(WORDS | JSON_VALUES))
 ).map(json.dumps)
-
-
-def only(parsed: Document) -> tuple[str, str]:
-    (problem,) = parsed.problems
-    return str(problem.mark), problem.text
 
 
 def at(parsed: Document, *path: str | int) -> str:
@@ -79,31 +73,11 @@ def test_places_in_json() -> None:
     assert at(parsed, "d", "x", "y") == "4:8 {", "of what is not there: the nearest thing around it"
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "words"),
-    [
-        ("", "1:1", "Expecting value"),
-        ('{\n "a": 1\n "b": 2}', "3:2", "Expecting ',' delimiter"),
-    ],
-)
-def test_what_is_not_json(text: str, place: str, words: str) -> None:
-    parsed = parse_json(text, "f.json")
-    assert only(parsed) == (f"f.json:{place}", f"this is not JSON: {words}")
-    assert parsed.data == {}
-
-
 def test_comments_are_blanked_out_where_they_are_allowed() -> None:
     text = '{ // "one"\n "a": "// no # comment /* here", /* two,\n three */ "b": 1, # four\n"c": 2}// five'
     parsed = parse_json(text, "f", comments=True)
     assert (parsed.problems, parsed.data) == ([], {"a": "// no # comment /* here", "b": 1, "c": 2})
     assert at(parsed, "b") == "3:16 1"
-
-
-def test_a_message_shows_no_line_of_megabytes_and_nothing_that_moves_the_cursor() -> None:
-    assert parse_json('{"x": [%s 1]}' % ("1," * 1000), "f").mark(("x", 999)) == Mark("f", 1, 7 + 1 + 2 * 999, "", 1)
-    assert len(str(parse_json('{"x": "%s" 1}' % ("y" * 100_000), "f").problems[0])) < 250
-    (problem,) = parse_json('{"a":\t"\x1b[2J\u202e" 1}', "f").problems
-    assert not {"\x1b", "\u202e"} & set(str(problem))
 
 
 def test_sections_keys_and_values() -> None:

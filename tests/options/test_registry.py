@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from samples import example
 
-from msctx.errors import Diagnostic, OptionError
+from msctx.errors import MOST, Diagnostic, OptionError
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, find, make_layer, option_of
 from msctx.options.kinds import Size
 from msctx.options.registry import named
@@ -147,3 +147,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], objec
     make(path)
     (problem,) = problems_of(env_config_path=str(path))
     assert problem.text == f"{str(path)!r} cannot be read: {reason}"
+
+
+def test_of_many_unknown_keys_the_first_are_shown() -> None:
+    with pytest.raises(OptionError) as error:
+        make_layer({"gpu_config": {f"unkown_{i}": 1 for i in range(3 * MOST)}}, "test")
+    assert str(error.value).count("gpu_config has no such key") == MOST
+    assert str(error.value).endswith(f"the first {MOST} problems; nothing was changed.")

@@ -28,12 +28,6 @@ def test_nesting_too_deep_to_read(form: str, depth: int) -> None:
     assert parse(before * 20 + after * 20, "file.yaml").data
 
 
-def test_aliases_without_end() -> None:
-    levels = "\n".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(9))
-    with pytest.raises(FileError, match="more than 200000 values, counted again at each alias"):
-        parse(f"a0: &a0 [x]\n{levels}", "file.yaml")
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("name: Grüße".encode("latin-1"))

@@ -171,25 +171,3 @@ def test_signals_reach_the_command(folder, number):
         time.sleep(0.1)
         process.send_signal(number)
         assert process.wait(60) == 11
-
-
-@pytest.mark.full
-def test_a_key_of_a_terminal_reaches_the_command_once(folder):
-    pty = pytest.importorskip("pty")
-    program = (
-        "import signal, sys, time\ncame = []\nsignal.signal(signal.SIGINT, lambda *_: came.append(1))\n"
-        "print('on', flush=True)\nend = time.monotonic() + 60\n"
-        "while not came and time.monotonic() < end:\n    time.sleep(0.1)\n"
-        "time.sleep(1)\nprint(len(came), 'times', flush=True)"
-    )
-    number, terminal = pty.fork()
-    if not number:
-        os.execv(sys.executable, [sys.executable, "-m", "msctx", "exec", *OPTIONS, "--", sys.executable, "-c", program])
-    shown = b""
-    while b"times" not in shown:
-        if b"on\r\n" in shown and b"^C" not in shown:
-            os.write(terminal, b"\x03")
-        shown += os.read(terminal, 1000)
-    os.close(terminal)
-    os.waitpid(number, 0)
-    assert b"1 times" in shown, shown

@@ -1,15 +1,11 @@
 """A grid of runs, one process each, one summary."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import is_running, until
 
 from msctx.cli import main
 from msctx.errors import FileError
@@ -191,53 +187,3 @@ def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, capsys):
     assert "three is too many" in found["points"][1]["result"]["error"]
     assert "2 of 2: args.scale=3: failed" in err
     assert json.loads((out / "1" / "ranks.json").read_text())["ranks"][1]["status"] == "completed"
-
-
-WAITS = """
-import os, pathlib, subprocess, time
-def train(number: int = 0):
-    beside = subprocess.Popen(["sleep", "600"])
-    part = pathlib.Path("pids.part")
-    part.write_text(f"{os.getpid()} {beside.pid}")
-    part.rename("pids")
-    try:
-        for _ in range(12000):
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        beside.kill()
-        beside.wait()
-        raise
-"""
-
-
-@pytest.fixture
-def waits(tmp_path):
-    """Starts msctx in another process; that and the processes of a run that waits, when it does."""
-    (tmp_path / "entry.py").write_text(WAITS)
-    (tmp_path / "train.yaml").write_text("experiment: {entry: entry.py:train}\n")
-    (tmp_path / "tmp").mkdir()
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> tuple[subprocess.Popen[str], list[int]]:
-        command = [sys.executable, "-m", "msctx", *words]
-        env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True))
-        until((tmp_path / "pids").exists)
-        return started[-1], [int(number) for number in (tmp_path / "pids").read_text().split()]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, -signal.SIGTERM)]
-)
-def test_ctrl_c_and_sigterm_let_the_run_write_its_record(waits, tmp_path, number, code):
-    process, runs = waits("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out")
-    process.send_signal(number)
-    assert process.wait() == code
-    until(lambda: not any(map(is_running, runs)))
-    assert json.loads((tmp_path / "out" / "1" / "result.json").read_text())["status"] == "interrupted"
-    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["partial"] is True

@@ -13,13 +13,8 @@ from msctx.native import choices, core, precision
 from msctx.options.conv_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
-from msctx.switches.parts import LOADS
 
 CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
-
-
-def test_policies_bring_the_library_of_their_place() -> None:
-    assert [LOADS[s.name] for s in (CPU, CUDA, ASCEND)] == [core.load, core.load_with_cuda, core.load_with_npu]
 
 
 def test_the_library_reads_each_field_by_its_name() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import _C
 
-from msctx.errors import MsctxWarning, SwitchError
+from msctx.errors import SwitchError
 from msctx.switches import SWITCHES, present
 from msctx.switches.accelerator import DEFAULTS, join, obstacle, parse
 
@@ -97,13 +97,6 @@ def test_scopes_in_scopes(user: Callable[[str], None], in_effect: InEffect, held
                 assert (text(), in_effect()) == (LISTS, before)
         assert (text(), in_effect()) == outer
     assert (text(), in_effect()) == (LISTS, before)
-
-
-def test_what_the_user_sets_inside_is_told_and_taken_back(user: Callable[[str], None], in_effect: InEffect, held: Any) -> None:
-    user("")
-    with pytest.warns(MsctxWarning, match="Other code changed"), held({NAME: {"large_segment_size_mb": 1024}}):
-        _C._accelerator_setAllocatorSettings("large_segment_size_mb:32,max_split_size_mb:50")
-    assert (text(), in_effect()["segment"], in_effect()["max_split"]) == ("", 20, UNLIMITED)
 
 
 @pytest.mark.parametrize(

@@ -109,59 +109,6 @@ for value, number in ((None, 2), (True, 1), (False, 2)):
 
 
 @pytest.mark.full
-def test_products_and_collectives_become_one_operator(passes):
-    """What level 3 writes on CUDA, seen in the graph; the kernels themselves need GPUs that see each other's memory."""
-    passes(
-        """
-import warnings
-warnings.simplefilter("ignore")
-import torch, torch.distributed as dist, msctx
-import torch.distributed._functional_collectives as collectives
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed._symmetric_memory import _test_mode
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from msctx.switches import SWITCHES
-
-class Enough(Exception):
-    pass
-
-class Look(CustomGraphPass):
-    def __call__(self, graph):
-        seen.extend(str(node.target) for node in graph.nodes if "symm_mem" in str(node.target))
-        raise Enough
-    def uuid(self):
-        return None
-
-def gathered(x, w):
-    return collectives.all_gather_tensor(x, 0, "0") @ w
-
-def scattered(x, w):
-    return collectives.reduce_scatter_tensor(x @ w, "sum", 0, "0")
-
-dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-dist.is_nccl_available = lambda: True  # torch asks before it fuses
-fuses, x, w = SWITCHES["torch.inductor._micro_pipeline_tp"], torch.randn(8, 16), torch.randn(16, 8)
-found = fuses.take()
-for function, name in ((gathered, "fused_all_gather_matmul"), (scattered, "fused_matmul_reduce_scatter")):
-    for on in (False, True):
-        torch._dynamo.reset()
-        seen = []
-        fuses.write(on)
-        with _test_mode(), config.patch(post_grad_custom_post_pass=Look()):
-            try:
-                torch.compile(function)(x, w)
-            except Exception as error:
-                assert "Enough" in str(error) + type(error).__name__, error
-        assert seen == [f"symm_mem.{name}.default"] * on, (name, on, seen)
-fuses.put_back(found)
-assert config._micro_pipeline_tp is False
-""",
-        timeout=240,
-    )
-
-
-@pytest.mark.full
 def test_compiled_code_computes_the_same_on_two_ranks(tmp_path):
     two_ranks(
         tmp_path,

@@ -45,14 +45,7 @@ int HcclAllReduce(const void*, void*, uint64_t count, int type, int, void*, void
   return 0;
 }
 
-int HcclBroadcast(void*, uint64_t count, int type, uint32_t root, void*, void*) {
-  CALLED(names[type], count, root);
-  return 0;
-}
-
-int HcclAllGather(const void*, void*, uint64_t count, int type, void*, void*) {
-  CALLED(names[type], count);
-  return 0;
-}
+int HcclBroadcast(void*, uint64_t, int, uint32_t, void*, void*) { return 0; }
+int HcclAllGather(const void*, void*, uint64_t, int, void*, void*) { return 0; }
 
 }  // extern "C"

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import variants
 from builds import GLUE, ISAS, call, edit, leftovers, made
-from processes import is_running
 
 from msctx.errors import NativeError
 from msctx.native import build as native
@@ -179,19 +177,6 @@ def test_each_file_of_the_glue_is_in_one_unit():
 
 
 # --- builds that end badly, or that many want at once -----------------------------------------------------------------
-
-
-def test_ctrl_c(cache, sources, watched, forked):
-    watched.hold("common/api.cpp")
-    process, said = forked(made)
-    compilers = watched.until_stopped()
-    os.kill(process.pid, signal.SIGINT)
-    process.join(60)
-    assert said.read_text().endswith("KeyboardInterrupt\n")
-    assert not any(is_running(number) for number in compilers)
-    assert leftovers(cache) == []
-    watched.let_go()
-    assert made().exists()
 
 
 def test_a_kernel_with_a_mistake(cache, sources):

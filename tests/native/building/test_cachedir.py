@@ -86,19 +86,3 @@ def test_a_read_only_folder(cache):
         cachedir.usable()
     with pytest.raises(NativeError, match="Permission denied; set MSCTX_CACHE_DIR"):
         cachedir.folder("native")
-
-
-def test_a_file_is_written_whole_or_not_at_all(cache, monkeypatch):
-    file = cachedir.folder() / "file"
-    cachedir.write(file, b"first")
-
-    def full(*paths):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with (
-        pytest.raises(NativeError, match="No space left on device; make room there, or set MSCTX_CACHE_DIR"),
-        cachedir.naming(file),
-    ):
-        cachedir.write(file, b"second")
-    assert {path.name: path.read_bytes() for path in cache.iterdir()} == {"file": b"first"}
