@@ -160,8 +160,8 @@ UNTIL_ENDED = """
 import os, time
 def main(run):
     run.log(epoch=1)
-    if child := os.fork():  # a worker, which ends by the signal at once, without a word
-        (run.dir / "child").write_text(str(child))
+    if not os.fork():  # a worker, which ends by the signal at once, without a word; a signal that comes during the fork is lost
+        (run.dir / "child").write_text(str(os.getpid()))
     for _ in range(1200):  # Python sees a signal that comes just before a sleep begins only at its end
         time.sleep(0.05)
 """
