@@ -19,10 +19,7 @@ from msctx.options import OPTIONS, UNSET, Option, device_of, option_of
 ARGUMENTS = {
     "threads_num": "num",
     "dispatch_threads_num": "threads_num",
-    "conv_fprop_algo": "mode",
-    "conv_dgrad_algo": "mode",
-    "conv_wgrad_algo": "mode",
-    "precision_mode": "mode",
+    **dict.fromkeys(("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "precision_mode"), "mode"),
     "op_precision_mode": "path",
     "aoe_tune_mode": "tune_mode",
     "aoe_job_type": "config",
@@ -31,6 +28,8 @@ ARGUMENTS = {
     "set_recursion_limit": "recursion_limit",
 }
 """Function → what MindSpore calls its one argument; the others have ``value``."""
+JIT_LEVELS = {"O0": False, "O1": True, "O2": True}
+"""MindSpore's jit_level → enable_graph_kernel: whether operators are fused."""
 DEFAULTS = {"set_recursion_limit": 1000, "runtime.launch_blocking": True}
 Store = Callable[[str, Any], None]
 """Sets an option by one of its names."""

@@ -105,15 +105,13 @@ def migrate(
         raise OptionError([Diagnostic("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
     if as_ is not None and json_:
         raise OptionError([Diagnostic("--as", "--json prints all forms: give one of the two", "migrate")])
-    found = migrating.read(file)
+    found = migrating.read(file, device)
     plan = migrating.planned(found, device)
     texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
     text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
     emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *render.plan_page(plan)))
     notes = [((c.line, c.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
-    if (given := found.layer.settings.get("device_target")) and given.value != plan.target:
-        notes.append(((0, 0), f"{given.origin}  device_target={given.value}: for {device} change it to {plan.target}"))
     for _, note in () if json_ else sorted(notes):
         print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(0 if found.options else 1)

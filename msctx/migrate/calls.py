@@ -6,14 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
-from msctx.vocabulary import DEFAULTS
+from msctx.vocabulary import DEFAULTS, JIT_LEVELS
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
@@ -60,7 +60,7 @@ class Entry:
     reason: str = ""
     rank: int = 0
     inside: str = ""
-    """The conditions and loops around the call."""
+    """The conditions and loops around the call, and what stands there in place of the option or value."""
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Reader:
 
     def _option(self, spelling: str, node: ast.expr, found: Call) -> None:
         """One option, or a group of them."""
-        if is_dictionary(spelling):
+        if is_dictionary(spelling) or spelling == "jit_config":
             with suppress(Unknown):  # not a dictionary, or not known: reported as a whole
                 self._options(f"{spelling}.", node, found)
                 return
@@ -189,7 +189,11 @@ class Reader:
         except Unknown as unknown:
             self._leave_out(spelling, node, found, unknown)
             return
-        found.given.append(Entry(spelling, value, self.script.written(node), self.script.mark(node)))
+        entry = Entry(spelling, value, self.script.written(node), self.script.mark(node))
+        if spelling == "jit_config.jit_level" and value in [*JIT_LEVELS]:
+            level = f"jit_level={entry.written}"
+            entry = replace(entry, spelling="enable_graph_kernel", value=JIT_LEVELS[value], inside=level)
+        found.given.append(entry)
 
     def _as_written(self, spelling: str, node: ast.expr) -> Any:
         """A value; a constant by its word where the option knows that, ``GRAPH_MODE``, else by its number."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import AT_RUN_TIME, Script, load
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
-from msctx.plan import Plan
+from msctx.plan import TARGETS, Plan, device_named
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
@@ -40,8 +39,8 @@ class Migration:
     """The options checked; their origins are places in the script."""
 
 
-def read(path: str) -> Migration:
-    """Read the context calls of a MindSpore script, without running it.
+def read(path: str, device: str | None = None) -> Migration:
+    """Read the context calls of a MindSpore script, without running it. *device* takes the place of its device_target.
 
     Raises:
         FileError: the script is missing, cannot be decoded or is not Python.
@@ -52,6 +51,9 @@ def read(path: str) -> Migration:
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
+    if device and (there := merging.entries.get("device_target")):
+        target = next(target for target, name in TARGETS.items() if name == device_named(device))
+        merging.entries["device_target"] = replace(there, value=target, reason="", inside=f"where it is {there.written}")
     return merging.result()
 
 
@@ -108,7 +110,11 @@ class _Merging:
             given = self._known_flags(given)
             reason = self._why_not(given)
             entry = replace(
-                given, spelling=canonical(given.spelling), reason=reason, rank=rank_of(given.spelling), inside=inside
+                given,
+                spelling=canonical(given.spelling),
+                reason=reason,
+                rank=rank_of(given.spelling),
+                inside=", ".join(filter(None, (given.inside, inside))),
             )
             if not reason:
                 call.options[entry.spelling] = entry.value
@@ -185,11 +191,8 @@ class _Merging:
 
 
 def planned(migration: Migration, device: str | None = None) -> Plan:
-    """What the options come to on a device, which takes the place of the script's device_target (default: on this machine)."""
-    layers = [migration.layer]
-    if device and "device_target" in migration.layer.settings:
-        layers.append(make_layer({"device_target": device.lower()}, "--device"))
-    return explain(Settings(layers), device)
+    """What the options come to on a device (default: on this machine)."""
+    return explain(Settings([migration.layer]), device)
 
 
 def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
@@ -218,29 +221,17 @@ def as_yaml(migration: Migration) -> str:
 def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield f"{indent}{_scalar(key)}:"
+            yield f"{indent}{key}:"
             yield from _yaml(value, f"{indent}  ")
         else:
-            yield f"{indent}{_scalar(key)}: {_scalar(value.value)}  # {_comment(value)}"
-
-
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that are not text in YAML 1.1, or not in 1.2."""
+            yield f"{indent}{key}: {_scalar(value.value)}  # {_comment(value)}"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text plain only where that reads alike in YAML 1.1 and 1.2."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+    """Writes text in double quotes: YAML 1.1 and 1.2 read that alike."""
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def _scalar(value: Any) -> str:

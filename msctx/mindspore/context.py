@@ -12,6 +12,7 @@ from msctx.mindspore.state import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
 from msctx.options.registry import instead, later
+from msctx.vocabulary import JIT_LEVELS
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -39,7 +40,10 @@ def set_context(**kwargs: Any) -> None:
     target = "Ascend" if target == "Davinci" else target
     for name, value in kwargs.items():
         key = KEYS.get(name)
-        if key is None and later(name):
+        if name == "jit_config" and isinstance(value, dict) and value.get("jit_level") in [*JIT_LEVELS]:
+            options["enable_graph_kernel"] = JIT_LEVELS[value["jit_level"]]
+            notes += (_ignored(f"{name}.{other}") for other in value if other != "jit_level")
+        elif key is None and later(name):
             notes.append(_ignored(name))
         elif key is None:
             values.append(_unknown(name, where))

@@ -14,7 +14,7 @@ from msctx.mindspore import state
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options.policies import Compilation
-from msctx.vocabulary import setter
+from msctx.vocabulary import JIT_LEVELS, setter
 
 
 class DeviceInfo(NamedTuple):
@@ -77,8 +77,6 @@ def get_seed() -> int | None:
     return None if setting is None else setting.value
 
 
-LEVELS = {"O0": False, "O1": True, "O2": True}
-"""jit_level → whether operators are fused."""
 LEFT = ("capture_mode", "backend", "mode", "input_signature", "hash_args", "jit_config", "compile_once")
 """What says how MindSpore reads a program, and to which of its back ends it gives it."""
 
@@ -110,7 +108,7 @@ def jit(
 
     if unknown := [name for name in options if name not in LEFT]:
         raise TypeError(f"jit() got an unexpected keyword argument {unknown[0]!r}")
-    if jit_level not in ("", *LEVELS):
+    if jit_level not in ("", *JIT_LEVELS):
         raise ValueError(f"For 'jit', the parameter 'jit_level' must be one of ['O0', 'O1', 'O2'], but got {jit_level}.")
     if type(dynamic) is not int or dynamic not in (0, 1):
         raise ValueError(f"For 'jit', the parameter 'dynamic' must be 0 or 1, but got {dynamic}.")
@@ -123,7 +121,7 @@ def jit(
 
     def own(wanted: Compilation) -> Compilation:
         shapes = replace(wanted.shapes, dynamic=True) if dynamic else wanted.shapes
-        fused = LEVELS[jit_level] if jit_level else wanted.fused
+        fused = JIT_LEVELS[jit_level] if jit_level else wanted.fused
         return replace(wanted, whole=wanted.whole or fullgraph, shapes=shapes, fused=fused)
 
     called = _call_of(function) if isinstance(function, nn.Module) else function

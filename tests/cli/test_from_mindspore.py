@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """\
 import mindspore as ms
 ms.set_context(device_target="Ascend", gpu_config={"conv_allow_tf32": False}, ascend_config={"precision_mode": "force_fp32"})
-ms.set_context(deterministic=given, memory_optimize_level="O1")
+ms.set_context(deterministic=given, memory_optimize_level="O1", jit_config={"jit_level": "O1"})
 ms.device_context.ascend.op_debug.debug_option("oom")
 """
 ANSWERS = [
@@ -20,8 +20,9 @@ ANSWERS = [
     ("explain ascend_config.precision_mode=force_fp32 --device GPU", "Written as precision_mode it acts on this device"),
     ("explain deterministic=ON --device npu", "ascend  approximated"),
     ("migrate x.py --device toaster", "error: device: 'toaster' is not a device\n      allowed: cpu, cuda, ascend"),
-    ("migrate x.py --device cuda", "3 of 4 options take effect; not: ascend_config.precision_mode"),
-    ("migrate x.py --device cuda", "x.py:2:30  device_target=Ascend: for cuda change it to GPU"),
+    ("migrate x.py --device cuda", "4 of 5 options take effect; not: ascend_config.precision_mode"),
+    ("migrate x.py --device cuda", "  device_target: \"GPU\"  # x.py:2, where it is 'Ascend'"),
+    ("migrate x.py", "    enable_graph_kernel=True,  # x.py:3, jit_level='O1'"),
     (
         "migrate x.py",
         "x.py:4:1  ms.device_context.ascend.op_debug.debug_option: no counterpart in msctx: the option op_debug_config",

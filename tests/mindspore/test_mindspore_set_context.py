@@ -100,7 +100,7 @@ CASES = {
     ),
 }
 SKIPPED = {"enable_dump": True, "save_dump_path": "dumps", "enable_sparse": True, "auto_tune_mode": "NO_TUNE"}
-SKIPPED |= {"enable_auto_mixed_precision": True, "jit_config": {"jit_level": "O1"}, "exec_order": "bfs"}
+SKIPPED |= {"enable_auto_mixed_precision": True, "jit_config": {"infer_boost": "on"}, "exec_order": "bfs"}
 
 
 def set_target(key: str) -> None:
@@ -154,6 +154,12 @@ def test_what_mindspore_ignores_or_msctx_has_no_option_for_is_reported(key):
     msctx.set_context(strict=True)
     with pytest.raises(StrictError, match=key):
         ms.set_context(**{key: SKIPPED[key]})
+
+
+def test_the_level_of_jit_config_is_enable_graph_kernel():
+    with pytest.warns(MsctxWarning, match="jit_config.infer_boost"):
+        ms.set_context(jit_config={"jit_level": "O1", "infer_boost": "on"})
+    assert msctx.get_context() == {"enable_graph_kernel": True}
 
 
 @pytest.mark.parametrize("name", FLAT)
