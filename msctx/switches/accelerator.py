@@ -126,13 +126,12 @@ def too_small(cap: int, device: int, held: int, beside: int) -> str:
 
 
 def synchronize_each_op(name: str, module: Module) -> Switch:
-    """Waits for the device after each operator, by a dispatch mode of the thread.
-
-    The environment variables that launch synchronously (CUDA_LAUNCH_BLOCKING …) are read once when the device is
-    initialised and could not be put back.
-    """
+    """Waits for the device after each operator, by a dispatch mode of the thread: the environment variables that launch
+    synchronously (CUDA_LAUNCH_BLOCKING …) are read once, when the device is initialised."""
 
     class Synchronize(TorchDispatchMode):
+        ignore_compile_internals = classmethod(lambda cls: True)  # else PyTorch compiles nothing inside
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             module().synchronize()

@@ -123,6 +123,8 @@ def test_each_operator_waits(module):
     try:
         assert switch.read() is True
         (x * 2).sum().backward()
+        compiled = torch.compile(lambda: x * 2, backend=lambda graph, inputs: lambda *args: ["compiled"])
+        assert compiled() == "compiled"
     finally:
         switch.set(False)
     waits = module.waits
