@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +50,10 @@ class Row:
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
 
+    def does(self) -> list[str]:
+        """The switches that it sets, as people read them."""
+        return [f"{switch} = {_brief(value)}" for switch, value in self.assignments.items()]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "option": self.option,
@@ -62,6 +66,14 @@ class Row:
             "reason": self.reason,
             "overridden_by": self.winner or None,
         }
+
+
+def _brief(value: Any) -> str:
+    """A value as text: of a policy that has no text itself, the fields that are not at their defaults."""
+    if not is_dataclass(value) or type(value).__str__ is not object.__str__:
+        return str(value)
+    given = [(field.name, own) for field in fields(value) if (own := getattr(value, field.name)) != field.default]
+    return f"{type(value).__name__}({', '.join(f'{name}={_brief(own)}' for name, own in given)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,8 +170,8 @@ class Plan(Table):
 
     def _table(self) -> tuple[list[str], Iterator[list[str]]]:
         def cells(row: Row) -> list[str]:
-            does = [f"{switch} = {value}" for switch, value in row.assignments.items()]
-            return [row.spelling, str(row.value), row.origin, row.device, row.status, "\n".join([*does, row.reason]).strip()]
+            does = "\n".join([*row.does(), row.reason]).strip()
+            return [row.spelling, str(row.value), row.origin, row.device, row.status, does]
 
         return ["option", "value", "from", "device", "status", "switches, or why"], map(cells, self.rows)
 

@@ -122,7 +122,7 @@ def plan_page(plan: Plan) -> tuple[Group, Text]:
             blocks[key].add_column(width=8, justify="right")  # device
             blocks[key].add_column(width=12)  # status
             blocks[key].add_column(overflow="fold")  # what it does, or why not
-        does = [Text(f"{switch} = {value}") for switch, value in row.assignments.items()]
+        does = [Text(line) for line in row.does()]
         if row.reason:
             does.append(Text(row.reason, style="italic"))
         blocks[key].add_row(row.device, Text(row.status, style=COLOURS[row.status]), Text("\n").join(does))

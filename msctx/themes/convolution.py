@@ -43,6 +43,11 @@ OF_GRADIENTS = {
     "reference": REFERENCE,
 }
 """The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
+FALLBACK = {
+    "warn": "torch's own path runs, with one warning for each problem",
+    "error": "the call raises, with every candidate and all of its reasons",
+    "silent": "torch's own path runs; only choices() shows it",
+}
 
 # fmt: off
 OPTIONS = (
@@ -75,11 +80,7 @@ OPTIONS = (
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
              "what conv_fprop_algo=normal, or that of a gradient, would choose for them, where no other algorithm is requested (2-D; "
              "often torch's own path); on CUDA they are measured. In CANN, inference (graph_run_mode=0) always has it on."),
-    extension("fallback", Choice({
-            "warn": "torch's own path runs, with one warning for each problem",
-            "error": "the call raises, with every candidate and all of its reasons",
-            "silent": "torch's own path runs; only choices() shows it",
-        }), default="warn", example="error",
+    extension("fallback", Choice(FALLBACK), default="warn", example="error",
         help="What happens when a convolution or matmul cannot run the algorithm that was named for it. Unset it is warn, and error "
              "under strict. strict applies to options, this to single calls."),
     extension("frozen_weights", Bool, default=False, example=True, devices=("cpu", "cuda"),
@@ -173,7 +174,10 @@ NO_BOUND = (
     "states no bound"
 )
 OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
-DIRECT_ON_CUDA = "by msctx's kernel, for depthwise convolutions: cuDNN never implemented it"
+ON_CUDA = {
+    "direct": "by msctx's kernel, for depthwise convolutions: cuDNN never implemented it",
+    "winograd": f"{HALF_ON_CUDA}; cuDNN has no fused winograd for Hopper",
+}
 
 
 translates("conv_workspace_limit")(lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS))
@@ -311,8 +315,8 @@ def _algorithm(on: On, setting: Setting) -> Outcome:
         return refused(ON_CPU_ALONE)
     assignments = assignments_of(on)
     if setting.value != "performance":
-        named = DIRECT_ON_CUDA if setting.value == "direct" else HALF_ON_CUDA
-        return honoured(assignments, named if on.device == "cuda" else "")
+        others = f"unsupported problems: {FALLBACK[on_fallback(on)]}" * (setting.value != "normal")
+        return honoured(assignments, joined(others, ON_CUDA.get(setting.value, HALF_ON_CUDA) * (on.device == "cuda")))
     if why := unmeasured(on):
         return approximated(assignments, f"{why}: {_decides(on)}")
     return honoured(assignments, "each problem that the tuning file lacks is measured when it is first met")

@@ -175,6 +175,8 @@ def _debug_level(on: On, setting: Setting) -> Outcome:
     return approximated(found, traced)
 
 
+ANOMALY = "also turns on anomaly mode; backward passes run in the thread that calls them"
+INSIDE = ", and not every kernel in it is waited for"
 FRAMES_PER_CALL = 5
 """Python frames that one nested module call takes (``_wrapped_call_impl``, ``_call_impl``, ``inner``, ``forward`` …)."""
 
@@ -186,16 +188,13 @@ def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     Anomaly mode's check for NaN is left off: that would change which programs run. The backward pass runs in the calling
     thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
     """
-    assignments = {"torch.anomaly_mode": setting.value, "torch.autograd.multithreading": not setting.value}
-    also = ""
+    found = {"torch.anomaly_mode": setting.value, "torch.autograd.multithreading": not setting.value}
     if setting.value:
-        assignments["torch.anomaly_mode.check_nan"] = False
-        also = "also turns on anomaly mode; backward passes run in the thread that calls them"
-    device = {
-        "cuda": {"torch.cuda.synchronize_each_op": setting.value},
-        "ascend": {"torch.npu.synchronize_each_op": setting.value},
-    }
-    return honoured(assignments | device.get(on.device, {}), also)
+        found["torch.anomaly_mode.check_nan"] = False
+    if waits := {"cuda": "torch.cuda.synchronize_each_op", "ascend": "torch.npu.synchronize_each_op"}.get(on.device):
+        found[waits] = setting.value
+    compiled = "errors of compiled code name the line that calls it" + INSIDE * (on.device != "cpu")
+    return honoured(found, joined(ANOMALY, compiled * (on.get("mode") == 0)) if setting.value else "")
 
 
 @translates("max_call_depth")

@@ -221,9 +221,10 @@ def allocator(on: On) -> dict[str, Any]:
     return {"torch.accelerator.allocator_settings": settings or None}
 
 
+GROWING = "segments grow where they are"
 ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
     ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
-    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; segments grow where they are"),
+    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; {GROWING}"),
     ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
     ("static_memory_policy", 2): (approximated, CACHED),
     ("static_memory_policy", 3): (honoured, "segments that grow where they are"),
@@ -249,7 +250,7 @@ def on_accelerator(on: On, setting: Setting) -> Outcome:
         return honoured(found) if setting.value else approximated(found, AGAIN)
     found = allocator(on) | (recomputation(on, setting) if option == "memory_optimize_level" else {})
     if option == "memory_optimize_level" and recomputes_graphs(on):
-        return approximated(found, KEPT_BY_TORCHAIR) if on.device == "ascend" else honoured(found, GRAPHS)
+        return approximated(found, KEPT_BY_TORCHAIR) if on.device == "ascend" else honoured(found, f"{GRAPHS}; {GROWING}")
     if not reuses(on) and setting.value not in ("O0", 0):
         return refused(UNCACHED.format(name))
     if option == "mempool_block_size":

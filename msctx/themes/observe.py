@@ -337,11 +337,13 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
     if not limits:
         return honoured({"observers.watchdog": None} | by_device)
     assignments = {"observers.watchdog": Watchdog(min(limits))} | by_device
-    if on.device == "cpu" or on.facts.native:
-        return _seen(on, assignments, reads=False)
-    if by_device:
-        return approximated(assignments, "CANN ends operators of the device; the host's time is watched, too")
-    return approximated(assignments, "the host's time to launch or wait for an operator is watched, not the device's")
+    if on.facts.native:
+        return refused(on.facts.native)
+    watched = {
+        "cuda": "the host's time to launch or wait for an operator is watched, not the device's",
+        "ascend": "CANN ends operators of the device; the host's time is watched, too",
+    }
+    return approximated(assignments, joined(UNSEEN, watched.get(on.device, "")))
 
 
 @translates("check_bprop_values")
