@@ -13,17 +13,14 @@ with collected_later():
     from msctx.context import context, current, explain, get_context, reset_context, set_context
     from msctx.errors import (
         DeviceError,
-        GradientDtypeError,
         GradientError,
         GraphError,
         MsctxError,
         MsctxWarning,
         NativeError,
         OptionError,
-        RestoreError,
         ScopeError,
         StrictError,
-        SwitchError,
     )
     from msctx.inspection import diff, state
 
@@ -37,17 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceError",
-    "GradientDtypeError",
     "GradientError",
     "GraphError",
     "MsctxError",
     "MsctxWarning",
     "NativeError",
     "OptionError",
-    "RestoreError",
     "ScopeError",
     "StrictError",
-    "SwitchError",
     "__version__",
     "choices",
     "context",
@@ -62,7 +56,6 @@ __all__ = [
     "memory_stats",
     "precisions",
     "reset_context",
-    "reset_peak_memory_stats",
     "set_context",
     "state",
     "step",
@@ -104,7 +97,8 @@ def step() -> None:
 def memory_stats() -> dict[str, Any]:
     """The host memory that was counted, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
-    ``current_bytes`` and ``peak_bytes`` are what tensors requested, ``idle_bytes`` is what is kept for the next ones.
+    ``current_bytes`` and ``peak_bytes`` are what tensors requested, ``idle_bytes`` is what is kept for the next ones. ``caps`` has
+    the same for each cap that is open, so that a context around a phase, with ``max_device_memory``, measures its peak.
     ``parameters`` shows where those of watched models are and how many had to be left. ``recomputed`` has a row for each block of
     models that were watched under ``memory_optimize_level="O1"``: the bytes that its forward pass saves, whether its last call is
     recomputed, and why.
@@ -124,13 +118,6 @@ def empty_cache() -> int:
     from msctx.native import memory
 
     return memory.empty_cache()
-
-
-def reset_peak_memory_stats() -> None:
-    """Restart the peaks of :func:`memory_stats`; those of caps stay."""
-    from msctx.native import memory
-
-    memory.reset_peak()
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")

@@ -19,12 +19,11 @@ from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.inspection import command_line
 from msctx.options.layers import flatten, presets
-from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
 from msctx.run.config import file_of, prepare_environment, read, resolve, subject_of
 from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record
-from msctx.run.runner import terminable
+from msctx.run.runner import run_experiment, terminable
 from msctx.verify.runs import sides
 
 

@@ -1,6 +1,6 @@
 """Experiments from YAML: the file, the entry it names, the run and its record."""
 
 from msctx.run.record import weights_sha256
-from msctx.run.runner import Run, active, log, run_experiment
+from msctx.run.runner import Run, log
 
-__all__ = ["Run", "active", "log", "run_experiment", "weights_sha256"]
+__all__ = ["Run", "log", "weights_sha256"]

@@ -114,15 +114,10 @@ class Run:
             yield from self._progress.track(steps, description)
 
 
-def active() -> Run | None:
-    """The run in progress, or ``None`` outside ``msctx run``."""
-    return _active[-1] if _active else None
-
-
 def log(**metrics: Any) -> None:
     """:meth:`Run.log` of the run in progress, for scripts; outside a run it does nothing."""
-    if (run := active()) is not None:
-        run.log(**metrics)
+    if _active:
+        _active[-1].log(**metrics)
 
 
 def run_experiment(

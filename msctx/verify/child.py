@@ -25,8 +25,8 @@ from msctx.native import module_calls
 from msctx.observers import collector, modules, steps
 from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
 from msctx.options.conv_policy import plain
-from msctx.run import run_experiment
 from msctx.run.config import prepare_environment, read
+from msctx.run.runner import run_experiment
 from msctx.switches import SWITCHES
 from msctx.verify.runs import Message, failed
 

@@ -67,7 +67,7 @@ def test_the_cap_is_of_the_process_with_its_context():
 @pytest.mark.cuda
 def test_a_cap_smaller_than_the_context_is_an_error():
     block(1)
-    with pytest.raises(msctx.SwitchError, match="more are its context's"), msctx.context(max_device_memory="20MB"):
+    with pytest.raises(msctx.errors.SwitchError, match="more are its context's"), msctx.context(max_device_memory="20MB"):
         pass
 
 
