@@ -59,6 +59,12 @@ class OptionReference(SphinxDirective):
         return found
 
 
+def filled(app: Sphinx, page: str, source: list[str]) -> None:
+    """A comment stands for the directive, so that the page shows no empty box where it is read as a file."""
+    source[0] = source[0].replace("<!-- option-reference -->", "```{option-reference}\n```")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("option-reference", OptionReference)
+    app.connect("source-read", filled)
     return {"parallel_read_safe": True}
