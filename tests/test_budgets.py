@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def test_lines_are_not_denser() -> None:
         nodes += sum(1 for _ in ast.walk(ast.parse(text)))
         count += text.count("\n")
     assert nodes / count <= DENSEST, f"{nodes / count:.2f} nodes of the syntax tree for each line of msctx/"
+
+
+def test_a_feature_can_be_read_in_a_file() -> None:
+    sizes = {path: path.read_text().count("\n") for path in (ROOT / "msctx").rglob("*.py")}
+    assert 180 <= statistics.median(sizes.values()) <= 220, (
+        "few files hold a page or many pages: a feature is read in one of them"
+    )
+    assert {path: size for path, size in sizes.items() if size > 500} == {}
 
 
 def test_private_names_of_torch_become_no_more() -> None:

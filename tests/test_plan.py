@@ -33,7 +33,6 @@ def test_a_row_tells_everything() -> None:
         "status": "honoured",
         "switches": {
             "torch.deterministic": True,
-            "torch.deterministic.warn_only": False,
             "torch.inductor.deterministic": True,
             "torch.deterministic.fill_uninitialized_memory": True,
             "torch.mkldnn.deterministic": True,

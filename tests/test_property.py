@@ -283,6 +283,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "observers.watchdog": st.sampled_from([None, Watchdog(900), Watchdog(1000)]),
     "observers.deterministic_except": st.sampled_from([None, *(DeterministicExcept((name,)) for name in ("exp", "sin"))]),
     "torch.distributed.timeout": st.sampled_from([0, 60, 1800]),
+    "torch.deterministic": st.sampled_from([False, True, "warn_only"]),
+    "torch.anomaly_mode": st.sampled_from([False, True, "without check_nan"]),
     "observers.replicas": st.sampled_from([None, 10, 50]),
     "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }

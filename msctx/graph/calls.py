@@ -131,7 +131,7 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
         warn(IN_TRANSFORM.format(transform=transform.key().name.lower(), name=forms.name))
         return _inside(forms.eager, *first, *args, **kwargs)
     is_loss = bool(first) and next(what.parameters(), None) is None
-    if _here.depth or is_loss or not wanted.shapes.are_given:  # they are those of the outermost model
+    if _here.depth or is_loss or not (wanted.shapes.gears or wanted.shapes.ranges):  # they are those of the outermost model
         return _call(forms, wanted, *first, *args, **kwargs)
     name = getattr(what, "__qualname__", type(what).__qualname__)
     with backend.of_shape(wanted.shapes, name, backend.named(function, args, kwargs)):

@@ -32,14 +32,14 @@ class Call:
         frame: the id of the frame that runs it, which itself would keep its tensors.
         module: the id of its module.
         place: where its module is in watched models, if it is.
-        leaves: what leaves it, the outermost first.
+        leaves: what leaves it, the outermost first: a function, and its argument.
     """
 
     __slots__ = ("frame", "leaves", "module", "place")
 
     def __init__(self, module: nn.Module, frame: int, place: watched.Place | None) -> None:
         self.module, self.frame, self.place = id(module), frame, place
-        self.leaves: list[Callable[[], object]] = []
+        self.leaves: list[tuple[Callable[[Any], object], Any]] = []
 
 
 Enter = Callable[["nn.Module", Call], object]
@@ -77,21 +77,8 @@ def turn(enter: Enter, on: bool, order: int = 0, *, all_modules: bool = True) ->
 @cache
 def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
     """Always the same, under the same numbers: by both compiled code is guarded."""
-
-    def before(module: nn.Module, args: Any) -> None:
-        if not is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles
-            _begin(module, sys._getframe(1))
-            return
-        from torch._dynamo.comptime import comptime
-
-        comptime(_compiled)
-
-    def after(module: nn.Module, args: Any, result: Any) -> None:
-        if not is_dynamo_compiling() and (calls := here.calls):
-            _end(module, calls)
-
-    passed_over(before, after)
-    return (register_module_forward_pre_hook(before), before), (register_module_forward_hook(after, always_call=True), after)
+    passed_over(_begin, _end)
+    return (register_module_forward_pre_hook(_begin), _begin), (register_module_forward_hook(_end, always_call=True), _end)
 
 
 def _compiled(translator: Any) -> None:
@@ -115,11 +102,16 @@ def _install(on: bool) -> None:
             others()[handle.id] = True
 
 
-def _begin(module: nn.Module, frame: FrameType) -> None:
-    """*frame*: of the function that runs the module, and its hooks."""
-    calls = here.calls
-    try:  # 6: the module around it, whose ``forward`` calls this one itself; to search takes longer
-        if calls and id(sys._getframe(6)) != calls[-1].frame:
+def _begin(module: nn.Module, args: Any = ()) -> None:
+    """Called by the function that runs the module, and its hooks."""
+    if is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles
+        from torch._dynamo.comptime import comptime
+
+        comptime(_compiled)
+        return
+    frame, calls = sys._getframe(1), here.calls
+    try:  # 5: the module around it, whose ``forward`` calls this one itself; to search takes longer
+        if calls and id(sys._getframe(5)) != calls[-1].frame:
             drop_ended(frame)
     except ValueError:
         drop_ended(frame)
@@ -131,17 +123,18 @@ def _begin(module: nn.Module, frame: FrameType) -> None:
         enter(module, call)
 
 
-def _end(module: nn.Module, calls: list[Call]) -> None:
-    number = id(module)
-    if calls[-1].module != number and any(call.module == number for call in calls):
-        drop_ended(sys._getframe(2))  # those inside it, which were ended by what torch calls no hooks for
-    if calls and calls[-1].module == number:
+def _end(module: nn.Module, args: Any = (), result: Any = None) -> None:
+    if is_dynamo_compiling() or not (calls := here.calls):
+        return
+    if calls[-1].module == id(module):
         _leave(calls)
+    elif any(call.module == id(module) for call in calls):
+        drop_ended(sys._getframe(1))  # it, and those inside it, which were ended by what torch calls no hooks for
 
 
 def _leave(calls: list[Call]) -> None:
-    for leave in reversed(calls[-1].leaves):  # again, if Ctrl-C ends one
-        leave()
+    for leave, argument in reversed(calls[-1].leaves):  # again, if Ctrl-C ends one
+        leave(argument)
     calls.pop()
 
 
@@ -162,8 +155,7 @@ def inside(module: nn.Module, run: Callable[[], Any]) -> Any:
     if not _clients:
         return run()
     try:
-        _begin(module, sys._getframe())
+        _begin(module)
         return run()
     finally:
-        if here.calls:
-            _end(module, here.calls)
+        _end(module)

@@ -13,11 +13,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial, wraps
 from types import FrameType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.amp import GradScaler
 from torch.backends import mha
@@ -33,34 +32,40 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """The call of a named module that runs: what it puts in force, and what was before. Calling it leaves it."""
+class _Entry(NamedTuple):
+    """The call of a named module that runs: what it puts in force, and what was before."""
 
     place: watched.Place
     policies: precision.Policies
     before: int
     number: int
 
-    def __call__(self) -> None:
-        """Restore what was in force before, unless somebody else has put something in force since."""
-        policies = precision.here.policies
-        if policies is not self.policies:  # a context was left open inside, or the base was changed
-            precision.switch(_number(policies, [entry for entry in _entries() if entry is not self]))
-        elif self.before != self.number and (found := precision.switch(self.before)) != self.number:
-            precision.switch(found)  # without what an autocast overrules of it
+
+def _leave(entry: _Entry) -> None:
+    """Restore what was in force before, unless somebody else has put something in force since."""
+    policies = precision.here.policies
+    if policies is not entry.policies:  # a context was left open inside, or the base was changed
+        precision.switch(_number(policies, [other for other in _entries() if other is not entry]))
+    elif entry.before != entry.number and (found := precision.switch(entry.before)) != entry.number:
+        precision.switch(found)  # without what an autocast overrules of it
 
 
 def _entries() -> list[_Entry]:
     """Those of this thread, the outermost first."""
-    return [leave for call in module_calls.here.calls for leave in call.leaves if isinstance(leave, _Entry)]
+    return [entry for call in module_calls.here.calls for leave, entry in call.leaves if leave is _leave]
 
 
 def _enter(module: nn.Module, call: module_calls.Call) -> None:
-    policies = precision.here.policies
-    if call.place is not None and (number := _inside(call.place, policies)) is not None:
+    here, place = precision.here, call.place
+    if place is None:
+        return
+    policies, acts_on, moment, number = place.inside
+    if policies is not here.policies or acts_on is not here.acts_on or moment != watched.times:
+        policies, number = here.policies, _inside(place, here.policies)
+        place.inside = policies, here.acts_on, watched.times, number
+    if number is not None:
         before = precision.number_here()
-        call.leaves.append(_Entry(call.place, policies, before, number))
+        call.leaves.append((_leave, _Entry(place, policies, before, number)))
         if number != before:
             _look_for_export()
             precision.switch(number)

@@ -22,7 +22,7 @@ from msctx.native.cuda import driver, plans
 FORMAT = "msctx tuning 2.0"
 IN_CACHE = "tuning/measured.json"
 IN_WORK_PATH = "msctx_tuning.json"
-"""What aoe_tune_mode=offline records, and aoe_mode=2 measures: the file in work_path."""
+"""Problems that were recorded to be measured later, and what tuning has measured: the file in work_path."""
 OTHER = "name another file with tuning_file"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""

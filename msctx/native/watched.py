@@ -45,14 +45,16 @@ class Place:
         module: returns it.
         paths: model → its path in it.
         shown: how observers name it since a moment.
+        inside: which policies were in force, on which models, at a moment, and the number of what they are inside it.
     """
 
-    __slots__ = ("module", "moment", "paths", "shown")
+    __slots__ = ("inside", "module", "moment", "paths", "shown")
 
     def __init__(self, module: weakref.ref[nn.Module]) -> None:
         self.module, self.paths = module, dict[Model, str]()
         self.shown: Any = None
         self.moment = -1
+        self.inside: tuple[Any, Any, int, int | None] = None, None, -1, None
 
 
 _numbers = itertools.count(1)

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
         call.place = watched.place_of(module)
         shown = _shown(call.place)
     if shown is not None:
-        call.leaves.append(partial(_enter_module, _enter_module(shown.number)))  # in a backward pass, a node has one
+        call.leaves.append((_enter_module, _enter_module(shown.number)))  # in a backward pass, a node has one
 
 
 def _shown(place: watched.Place | None) -> _Shown | None:
@@ -214,7 +214,7 @@ class ModuleRanges:
             here.names = in_model(module, classes=self._classes)
         name = here.names.get(module, type(module).__name__)
         if not here.open or name != here.open[-1].name:  # else it is torch.compile's wrapper of the same
-            call.leaves.append(partial(self._leave, len(here.open)))
+            call.leaves.append((self._leave, len(here.open)))
             here.open.append(record_function(name))
             here.open[-1].__enter__()
 

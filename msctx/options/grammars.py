@@ -99,7 +99,7 @@ _LAYER = re.compile(r"name-regex\(.*?\)(?!\S)|\S+( \(root\)(/\S+|(?!\S)))?")
 
 
 def layers_in(text: str) -> list[str]:
-    """The names and expressions of dump_layer; an expression may hold blanks, but none after a closing parenthesis."""
+    """The names and expressions of layers to dump; an expression may hold blanks, but none after a closing parenthesis."""
     return [match[0] for match in _LAYER.finditer(text)]
 
 
@@ -176,7 +176,7 @@ def gears_of(input_shape: str, dynamic_dims: str) -> tuple[tuple[tuple[str, tupl
 
 
 def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each input in dynamic_inputs_shape_range the least and greatest size of each dimension; (-1, -1): any."""
+    """Of each input the least and greatest size of each dimension; (-1, -1): any."""
 
     def ends(size: str) -> tuple[int, int]:
         low, _, high = size.partition("~")

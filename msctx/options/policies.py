@@ -18,13 +18,8 @@ class Shapes:
 
     gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()  # of input_shape and dynamic_dims: the shape of each input, by name
     named: bool = True  # whether these are names of arguments; else inputs are taken in their order
-    ranges: tuple[tuple[Range, ...], ...] = ()  # dynamic_inputs_shape_range: of each input the range of each dimension
+    ranges: tuple[tuple[Range, ...], ...] = ()  # of each input the range of each dimension
     dynamic: bool | None = None  # code for any size (True), for each size alone (False), or as torch decides
-
-    @property
-    def are_given(self) -> bool:
-        """Whether inputs may have some shapes alone."""
-        return bool(self.gears or self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class Compilation:
 class CompileCache:
     """The folder of torch's caches of compiled code."""
 
-    path: str = ""  # as compile_cache_path or op_compiler_cache_dir names it; "": where that option has it by default
+    path: str = ""  # "": where the option that requests it has it by default
     kernels: bool = False  # laid out as that of op_compiler_cache_mode, ``kernel_cache`` in *path*; else ``rank_<number>``
     off: bool = False  # nothing is kept
     renew: bool = False  # what is kept there is thrown away first

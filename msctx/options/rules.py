@@ -119,7 +119,7 @@ class Excludes(_Pair):
 @dataclass(frozen=True)
 class Needs(Rule):
     """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``error``, where it is one here,
-    too; ``inert``, where the option merely has no effect."""
+    too; ``inert``, where the option merely has no effect: ``off``, as is meant, if one of them is switched off."""
 
     option: When
     others: tuple[When, ...]
@@ -131,8 +131,12 @@ class Needs(Rule):
         words = "it has no effect without" if self.status == "inert" else "it needs"
         return f"{words} {' or '.join(map(str, self.others))}"
 
-    def hinders(self, get: Callable[[str], Setting | None], device: str) -> bool:
-        return device in self.devices and not any(other.holds(get(other.name)) for other in self.others)
+    def hinders(self, get: Callable[[str], Setting | None], device: str) -> str:
+        found = [(other, get(other.name)) for other in self.others]
+        if device not in self.devices or any(other.holds(setting) for other, setting in found):
+            return ""
+        is_off = self.status == "inert" and any(setting and not When(other.name).holds(setting) for other, setting in found)
+        return "off" if is_off else self.status
 
     def __str__(self) -> str:
         return f"{self.option} {self.why.removeprefix('it ')}{_on(self.devices)}"
@@ -147,8 +151,8 @@ class Forbids(Rule):
     status: str
     why: str
 
-    def hinders(self, get: Callable[[str], Setting | None], device: str) -> bool:
-        return self.other.holds(get(self.other.name))
+    def hinders(self, get: Callable[[str], Setting | None], device: str) -> str:
+        return self.status if self.other.holds(get(self.other.name)) else ""
 
     def __str__(self) -> str:
         return f"{self.option} is {'inert' if self.status == 'off' else self.status} with {self.other}: {self.why}"
@@ -221,7 +225,7 @@ def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str
     """What keeps an option from acting on a device beside the others in force: (status, reason), or ``None``."""
     name = setting.option.name
     rules: list[Needs | Forbids] = [*about(name, Needs), *about(name, Forbids)]
-    found = [(r.status, r.why) for r in rules if r.option.holds(setting) and r.hinders(get, device)]
+    found = [(status, r.why) for r in rules if r.option.holds(setting) and (status := r.hinders(get, device))]
     return min(found, key=lambda one: one[0] != "off", default=None)
 
 

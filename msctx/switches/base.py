@@ -43,7 +43,7 @@ class Switch:
     scope: str = "process"
     restore: str = "exact"
     family: str = ""
-    state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
+    state: tuple[Callable[[], Any], Callable[[Any], object]] | None = None
     satisfied: Callable[[Any], bool] | None = None
     blocked: Callable[[Any], str] | None = None
 

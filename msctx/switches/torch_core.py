@@ -23,8 +23,8 @@ from msctx.switches.base import LateError, Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
 # torch.use_deterministic_algorithms() is not used: it also overwrites inductor's flag, which the user may have set (trap 8),
-# and it loads inductor, a second's work. mode and warn_only have one setter and are two states (trap 12).
-# While an operator runs that deterministic_except leaves out, in whichever thread, the flag is off, and our library has what it is.
+# and it loads inductor, a second's work. mode and warn_only have one setter and are one state (trap 12).
+# While an operator runs that the mode leaves out, in whichever thread, the flag is off, and our library has what it is.
 _DETERMINISTIC: Any = torch.utils.deterministic
 _core: list[core.Core] = []
 core.when_loaded(_core.append)
@@ -43,6 +43,21 @@ def _set_deterministic(on: bool, warns: bool) -> None:
         _C._set_deterministic_algorithms(on, warn_only=warns)
     else:
         _core[0].c.msctx_set_deterministic(on + 2 * warns)
+
+
+def _mode(name: str, take: Callable[[], Any], put: Callable[[bool, bool], object], word: str, usual: bool) -> Switch:
+    """A mode with a detail, which is part of its state also while it is off. *word*: it is on, and the detail is not as *usual*."""
+
+    def read() -> bool | str:
+        on, detail = take()
+        return word if on and detail != usual else bool(on)
+
+    return Switch(name, read, lambda value: put(bool(value), usual != (value == word)), state=(take, lambda found: put(*found)))
+
+
+def _anomaly() -> tuple[bool, bool]:
+    """Anomaly mode, and whether it checks for NaN."""
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
 # --- default device ---------------------------------------------------------------------------------------------------
@@ -79,8 +94,6 @@ def _enter_module(module: Any, call: module_calls.Call) -> None:
 _ENVIRONMENT = 64
 """Bytes, more than any C library's fenv_t has."""
 _process = os.getpid()
-
-
 _most = torch.get_num_threads()
 """Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
 _is_reached = False
@@ -286,12 +299,7 @@ def _has_timeout(seconds: int) -> bool:
 SWITCHES = (
     Switch("rng.saved", lambda: None, lambda _: None, satisfied=lambda _: True, state=(_save, _load), restore="closing"),
     Switch("rng.seed", torch.initial_seed, _seed, satisfied=lambda _: False, restore="kept"),
-    Switch("torch.deterministic", lambda: _deterministic()[0], lambda on: _set_deterministic(on, _deterministic()[1])),
-    Switch(
-        "torch.deterministic.warn_only",
-        lambda: _deterministic()[1],
-        lambda warns: _set_deterministic(_deterministic()[0], warns),
-    ),
+    _mode("torch.deterministic", _deterministic, _set_deterministic, "warn_only", usual=False),
     Switch(
         "torch.deterministic.fill_uninitialized_memory",
         lambda: _DETERMINISTIC.fill_uninitialized_memory,
@@ -314,16 +322,7 @@ SWITCHES = (
         restore=f"it is read only before {_ONCE}",
         blocked=_interop_threads_late,
     ),
-    Switch(
-        "torch.anomaly_mode",
-        torch.is_anomaly_enabled,
-        lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled()),
-    ),
-    Switch(
-        "torch.anomaly_mode.check_nan",
-        torch.is_anomaly_check_nan_enabled,
-        lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on),
-    ),
+    _mode("torch.anomaly_mode", _anomaly, torch.set_anomaly_enabled, "without check_nan", usual=True),
     Switch("torch.autograd.multithreading", _C._is_multithreading_enabled, _C._set_multithreading_enabled, scope="thread"),
     Switch("torch.default_device", _read_default_device, torch.set_default_device, scope="thread"),
     Switch("torch.nn.max_call_depth", lambda: _CallDepth.limit, _CallDepth.write),

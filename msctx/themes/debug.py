@@ -188,9 +188,8 @@ def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     Anomaly mode's check for NaN is left off: that would change which programs run. The backward pass runs in the calling
     thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
     """
-    found = {"torch.anomaly_mode": setting.value, "torch.autograd.multithreading": not setting.value}
-    if setting.value:
-        found["torch.anomaly_mode.check_nan"] = False
+    anomaly = "without check_nan" if setting.value else False
+    found = {"torch.anomaly_mode": anomaly, "torch.autograd.multithreading": not setting.value}
     if waits := {"cuda": "torch.cuda.synchronize_each_op", "ascend": "torch.npu.synchronize_each_op"}.get(on.device):
         found[waits] = setting.value
     compiled = "errors of compiled code name the line that calls it" + INSIDE * (on.device != "cpu")

@@ -9,7 +9,7 @@ from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.option import Option, extension
 from msctx.options.policies import DeterministicExcept
 from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, reason, refused, translates
 from msctx.themes.convolution import assignments_of, conv_policy
 
 # fmt: off
@@ -51,6 +51,10 @@ OPTIONS = (
 # fmt: on
 
 RULES: tuple[Rule, ...] = (
+    *(
+        Needs(detail, (When("deterministic", ("ON",)),), "inert")
+        for detail in (When("deterministic_warn_only"), When("deterministic_except"), When("fill_uninitialized_memory", TRUE))
+    ),
     Needs(When("seed_by_rank", TRUE), (When("seed", test=is_set),), "inert"),
     Forbids(When("thread_invariant", (False,)), When("batch_invariant", TRUE), "inert", "batch_invariant=True includes it"),
 )
@@ -61,7 +65,6 @@ AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
 NOT_FILLED = "torch_npu does not fill new memory: what is read before it is written may differ"
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
-A_DETAIL = reason("it is a detail of deterministic=ON", "set that, too")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
 NEITHER = "sums (products of a vector in compiled code, too); nor for sigmoid, SiLU, GELU, normalisations"
@@ -85,8 +88,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
         version = ".".join(map(str, on.facts.cann))
         return refused(f"under CANN {version} torch_npu switches determinism off for each operator", "install CANN 8.5")
     torch_wide = {
-        "torch.deterministic": is_on,
-        "torch.deterministic.warn_only": is_on and on.get("deterministic_warn_only", False),
+        "torch.deterministic": "warn_only" if is_on and on.get("deterministic_warn_only") else is_on,
         "torch.inductor.deterministic": is_on,
     }
     if is_on:
@@ -109,7 +111,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
 @translates("deterministic_warn_only", "fill_uninitialized_memory")
 def _detail(on: On, setting: Setting) -> Outcome:
     if on.get("deterministic") != "ON":
-        return inert(A_DETAIL) if setting.value else as_it_is()
+        return as_it_is()
     if on.device == "ascend" and setting.option.name == "fill_uninitialized_memory":
         return refused(NOT_FILLED) if setting.value else as_it_is()
     return honoured(cause="part of deterministic=ON")
@@ -117,8 +119,6 @@ def _detail(on: On, setting: Setting) -> Outcome:
 
 @translates("deterministic_except")
 def _deterministic_except(on: On, setting: Setting) -> Outcome:
-    if on.get("deterministic") != "ON":
-        return inert(A_DETAIL)
     if on.facts.native:
         return refused(on.facts.native)
     return approximated(

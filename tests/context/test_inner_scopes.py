@@ -52,6 +52,18 @@ def test_an_inner_scope_switches_off(
         assert exact_state() == inside
 
 
+DETAILS: list[Any] = [
+    ({"deterministic": "ON", "deterministic_warn_only": True, "deterministic_except": "exp"}, {"deterministic": "OFF"}),
+    ({"save_graphs": 1, "save_graphs_path": "there"}, {"save_graphs": 0}),
+]
+
+
+@pytest.mark.parametrize(("on", "off"), DETAILS, ids=["deterministic", "save_graphs"])
+def test_details_of_what_an_inner_scope_switches_off_are_not_in_its_way(on: dict[str, Any], off: dict[str, Any]) -> None:
+    with msctx.context(**on, strict=True), msctx.context(**off) as inner:
+        assert {row.status for row in inner.plan.rows if row.option not in {*off, "strict"}} == {"inert"}
+
+
 def test_the_kernel_of_a_preset_is_switched_off(base: None) -> None:
     convolution, image = torch.nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)
     msctx.set_context("reproducible")

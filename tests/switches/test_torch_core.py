@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from msctx.switches import SWITCHES, present, read_all
+from msctx.switches.torch_core import _anomaly, _deterministic
 
 WRITABLE = {
-    "torch.deterministic": True,
-    "torch.deterministic.warn_only": True,
+    "torch.deterministic": "warn_only",
     "torch.deterministic.fill_uninitialized_memory": False,
     "torch.mkldnn.deterministic": True,
     "torch.num_threads": 1,
-    "torch.anomaly_mode": True,
-    "torch.anomaly_mode.check_nan": False,
+    "torch.anomaly_mode": "without check_nan",
     "torch.autograd.multithreading": False,
     "torch.default_device": "meta",
     "torch.nn.max_call_depth": 7,
@@ -46,6 +45,19 @@ def test_one_switch_moves_no_other(name):
         switch.put_back(state)
     assert changed == {name}
     assert read_all() == before
+
+
+@pytest.mark.parametrize("found", [(False, False), (False, True), (True, False), (True, True)])
+def test_a_detail_is_restored_with_its_mode_also_while_that_is_off(found):
+    for name, take in (("torch.deterministic", _deterministic), ("torch.anomaly_mode", _anomaly)):
+        before, switch = take(), SWITCHES[name]
+        switch.put_back(found)
+        for value in (WRITABLE[name], True, False, switch.read()):
+            switch.set(value)
+            assert switch.read() == value
+        switch.put_back(found)
+        assert take() == found
+        switch.put_back(before)
 
 
 def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
