@@ -16,11 +16,7 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
-from msctx.options.conv_policy import RulesKind
-from msctx.options.documents import scalar
-from msctx.options.grammars import PartsKind
-from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord, adapter
-from msctx.options.operators import Operators
+from msctx.options.kinds import BOOL, FLAG, ON_OFF, ValueKind, YamlWord
 from msctx.options.yamlfile import load
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +24,6 @@ FILE = ROOT / "configs" / "schema.json"
 SHIPPED = sorted(path for folder in ("experiments", "presets") for path in (ROOT / "configs" / folder).rglob("*.y*ml"))
 SCHEMA = schema.build()
 VALIDATOR = Draft7Validator(SCHEMA)
-NAMES = sorted(OPTIONS)
 SPELLINGS = [(spelling, option) for option in OPTIONS.values() for spelling in option.spellings]
 NAME_OF = {spelling: option.name for spelling, option in SPELLINGS}
 
@@ -156,56 +151,6 @@ def test_what_msctx_takes_fits(tmp_path: Path) -> None:
 )
 def test_refuses(data: Any) -> None:
     assert not takes(data)
-
-
-def plain(value: Any) -> Any:
-    """What msctx makes of a value that stands without quotes and is text to a reader of YAML 1.2 alone."""
-    return scalar(value) if isinstance(value, str) and value.lower() in YamlWord.TRUTH else value
-
-
-def refusal(option: Option, value: Any) -> str | None:
-    """Why msctx does not take a value, or ``None``; files that are not there do not count."""
-    try:
-        adapter(option.type).validate_python(value, strict=True)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def beyond_a_schema(option: Option, value: Any) -> str | None:
-    """Why the schema cannot but take a value that msctx refuses, where that is so."""
-    kind = option.kind
-    items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, float) and item.is_integer() for item in items):
-        return "JSON has one sort of number: 1.0 is a whole one"
-    if value != plain(value) or isinstance(plain(value), YamlWord):
-        return "quoted, it is text; without quotes it is not, and an editor reads both alike"
-    if isinstance(kind, MemoryKind) and isinstance(value, str):
-        return "a pattern knows no limits"
-    if isinstance(kind, RulesKind):
-        return "a pattern knows no grammar" if isinstance(value, str) else None
-    if option.type is Operators:
-        return "the names of all operators would be most of the schema"
-    if isinstance(kind, PartsKind):
-        return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None
-    if isinstance(kind, TextKind) and isinstance(value, list) and not "".join(map(str, value)).strip():
-        return "the text that a list comes to is blank"
-    return None
-
-
-def test_it_refuses_what_msctx_refuses_and_nothing_else() -> None:
-    for name in NAMES:
-        for value in (None, True, 0, 2**63, "", "ON", "on", "0GB", [], [True], -1, 7, "x", 1.5):
-            check_as_msctx(name, value)
-
-
-def check_as_msctx(name: str, value: Any) -> None:
-    option = OPTIONS[name]
-    refused = {refusal(option, value), refusal(option, plain(value))}
-    if takes_option(name, value):
-        assert None in refused or beyond_a_schema(option, value), (name, value)
-    else:
-        assert None not in refused, (name, value)
 
 
 @settings(max_examples=60)

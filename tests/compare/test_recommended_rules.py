@@ -16,7 +16,6 @@ from msctx.compare.workload import Product, output_of
 from msctx.native.choices import ConvProblem
 
 PLAIN = ConvProblem((1, 2, 6, 6), (2, 2, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0), 1, False, "float32", "channels_first")
-LINEAR = Product((5, 4), (4, 3), b_transposed=True)
 WAYS = (
     "{a: {conv_fprop_algo: gemm, conv_wgrad_algo: algo_1, matmul_algo: strict}, "
     "b: {conv_fprop_algo: fft, conv_wgrad_algo: fft, matmul_algo: reference}}"

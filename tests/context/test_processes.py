@@ -1,7 +1,6 @@
 """Other processes: contexts bound into spawned ones, and what a forked one can do with those it inherits."""
 
 import multiprocessing
-import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -33,32 +32,27 @@ def test_bind_into_a_spawned_process(spawned: ProcessPoolExecutor) -> None:
     assert spawned.submit(msctx.state).result(120) == plain, "the worker was not put back"
 
 
-FORK = """
-import os, signal, sys, warnings, torch, msctx
-
-def child(function):
-    "Run in a forked child; an error or ten seconds end it."
-    sys.stdout.flush()
-    if (pid := os.fork()) == 0:
-        signal.alarm(10)
-        try:
-            function()
-            code = 0
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            code = 1
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code != -signal.SIGALRM, "the child hangs"
-    assert code == 0, code
-"""
-
-
 def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes: Passes) -> None:
-    passes(
-        FORK
-        + textwrap.dedent("""
+    passes("""
+        import os, signal, sys, warnings, torch, msctx
+
+        def child(function):
+            "Run in a forked child; an error or ten seconds end it."
+            sys.stdout.flush()
+            if (pid := os.fork()) == 0:
+                signal.alarm(10)
+                try:
+                    function()
+                    code = 0
+                except BaseException:
+                    import traceback
+                    traceback.print_exc()
+                    code = 1
+                os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert code != -signal.SIGALRM, "the child hangs"
+            assert code == 0, code
+
         def enter():
             before = msctx.state()
             with msctx.context(deterministic="ON", max_call_depth=2000) as ctx:
@@ -91,4 +85,3 @@ def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes:
             assert told, "runtime_num_threads=2 was dropped in silence"
         child(work)
     """)
-    )

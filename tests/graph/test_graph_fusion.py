@@ -4,18 +4,15 @@ import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from fusion_programs import Made, compiled
-from graph_programs import graphs
-from torch import fx, nn
+from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 import msctx
-from msctx.graph import fusion
 
 Program = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -127,40 +124,6 @@ def test_a_model_gives_the_results_of_eager_code(level: int) -> None:
     torch.testing.assert_close(result, expected)
     for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
-
-
-def test_code_of_one_policy_never_runs_under_another() -> None:
-    call = msctx.jit(lambda x: x.sin() * 2)
-    for flags in ("--opt_level=0", "--opt_level=0", "--opt_level=1", "--opt_level=0"):
-        with msctx.context(graph_kernel_flags=flags):
-            call(A)
-    assert graphs() == 2
-
-
-def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(graph: fx.GraphModule, inputs: Any, **how: Any) -> Any:
-        if not how.get("is_backward"):
-            return inner(graph, inputs, **how)
-        graph.graph.erase_node(graph.graph.output_node())  # as far as it came
-        raise RuntimeError("no code")
-
-    def gradient(call: Program) -> torch.Tensor:
-        x = tensor(4, 4).requires_grad_()
-        torch.autograd.backward(call(x))
-        assert x.grad is not None
-        return x.grad
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return ((x * 2).sin() @ x).sum()
-
-    inner = fusion.compile_fx_inner
-    monkeypatch.setattr(fusion, "compile_fx_inner", fails)
-    torch._dynamo.reset()
-    flags = {"graph_kernel_flags": "--opt_level=1"}
-    with msctx.context(**flags), fresh_cache(), pytest.warns(msctx.MsctxWarning, match=r"test_graph_fusion.py:\d+: .* no code"):
-        torch.testing.assert_close(gradient(msctx.jit(program)), gradient(program))
-    with msctx.context(jit_syntax_level="STRICT", **flags), fresh_cache(), pytest.raises(RuntimeError, match="no code"):
-        gradient(msctx.jit(program))
 
 
 def switched(tmp_path: Path, text: str) -> dict[str, str]:

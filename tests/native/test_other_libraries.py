@@ -160,6 +160,17 @@ def test_without_a_compiler_and_a_cache_everything_else_works_and_errors_come_at
         (warning,) = found
         assert warning.category is msctx.MsctxWarning and "compiler" in str(warning.message), warning.message
         assert not ctx.choices() and not msctx.choices()
+        for options in (
+            {"op_timeout": 5},
+            {"session": {"enable_dump": True}, "dump_path": "dumps"},
+            {"enable_exception_dump": 1},
+            {"deterministic": "ON", "deterministic_except": "gather"},
+        ):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(**options):
+                    torch.ones(2) + 1
+            assert any("no C++ compiler" in str(one.message) for one in found), options
         for enter in (msctx.context, msctx.set_context):
             for requested in ({"conv_fprop_algo": "gemm"}, {"conv_algo_rules": {"all": "gemm"}}):
                 for more in ({"fallback": "error"}, {"strict": True}):

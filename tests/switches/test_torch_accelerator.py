@@ -22,7 +22,6 @@ NAME = SWITCH.name
 pytestmark = pytest.mark.skipif(SWITCH not in present(), reason="this torch has no such settings")
 
 LISTS = "garbage_collection_threshold:0.5, roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
-UNLIMITED = (2**64 - 1) >> 20
 InEffect = Callable[[], dict[str, float]]
 
 

@@ -1,12 +1,6 @@
 """msctx verify from the command line: faults that are planted in a training are named at their place."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,26 +161,3 @@ def test_an_entry_that_runs_no_operator_is_not_equal(capsys):
     code, out, err = run(capsys, entry="nothing")
     assert (code, out) == (4, "")
     assert "nothing was compared; the entry's own process had no operators" in err
-
-
-@pytest.mark.full
-def test_ctrl_c_ends_both_runs():
-    command = [sys.executable, "-m", "msctx", "verify", f"{FILE}:train", "args.steps=100000000"]
-    mark = {"TEST_OF_CTRL_C": str(os.getpid())}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **mark}
-    ) as process:
-        time.sleep(8)
-        assert len(having(mark)) > 1
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, "interrupted" in err) == (130, "", True)
-    assert having(mark) == []
-
-
-def having(mark: dict[str, str]) -> list[str]:
-    found, (text,) = [], [f"{name}={value}\0".encode() for name, value in mark.items()]
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            found += [path.parent.name] if text in path.read_bytes() else []
-    return found
