@@ -29,6 +29,11 @@ def likely() -> tuple[str, ...]:
     return ("cpu", *(["cuda"] if nvidia else []), *(["ascend"] if glob("/dev/davinci[0-9]*") else []))
 
 
+def has(device: str) -> bool:
+    """Whether it is here; torch is only imported if its driver is loaded."""
+    return device in likely() and device in here()
+
+
 @cache
 def _cann() -> tuple[int, int] | None:
     """The version of CANN's runtime, e.g. (8, 5)."""

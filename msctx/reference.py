@@ -36,14 +36,13 @@ def paths() -> list[str]:
     return found
 
 
-def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, Any]]:
+def catalogue(device: str, plan: Plan | None = None) -> list[dict[str, Any]]:
     """One row per path of the catalogue: what an option is worth on a device, and what it is set to.
 
     An option that nobody set shows the default of its vocabulary, what setting it *by this path* to the value ``typical`` would come
     to, and under ``otherwise`` what else it can come to: status → how.
     """
-    settings = settings or Settings()
-    plan = make(settings, Facts.only(device))
+    plan = plan or make(Settings(), Facts.only(device))
     rows: dict[str, dict[str, Any]] = {}
     for option in OPTIONS.values():
         for path in option.paths:

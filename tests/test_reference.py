@@ -28,7 +28,7 @@ def test_sizes_are_in_words() -> None:
 
 def test_what_is_set_shows_in_its_rows() -> None:
     options = {"deterministic": "ON", "gpu_config": {"conv_allow_tf32": False}, "graph_kernel_flags": "--opt_level=1"}
-    rows = {row["path"]: row for row in catalogue("cuda", Settings([make_layer(options, "mine")]))}
+    rows = {row["path"]: row for row in catalogue("cuda", make(Settings([make_layer(options, "mine")]), Facts.only("cuda")))}
     assert (rows["deterministic"]["value"], rows["deterministic"]["origin"]) == ("ON", "mine")
     assert rows["deterministic"]["assignments"]["torch.cudnn.deterministic"] is True
     assert rows["session.deterministic"]["value"] == "ON"
@@ -80,7 +80,7 @@ def test_another_target_means_nothing_on_a_device(device: str, target: str) -> N
     assert row["otherwise"] == ({"inert": "with 'CPU', 'Ascend'"} if target == "GPU" else {"honoured": f"with {target!r}"})
     for word in ("CPU", "GPU", "Ascend"):
         settings = Settings([make_layer({"device_target": word}, "mine")])
-        row = next(row for row in catalogue(device, settings) if row["path"] == "device_target")
+        row = next(row for row in catalogue(device, make(settings, Facts.only(device))) if row["path"] == "device_target")
         assert (row["value"], row["status"]) == (word, "honoured" if word == target else "inert")
 
 

@@ -39,8 +39,13 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
         for _ in range(3):
             work()
     assert [str(w.message) for w in told] == [
-        f"{name}={value} did nothing to any model: call ctx.watch(model) inside the block"
+        f"{name}={value} did nothing to any model: call msctx.current().watch(model) while it is in force"
     ]
+    with (
+        pytest.raises(msctx.StrictError, match=f"had no effect:\n  {name}={value} did nothing"),
+        msctx.context(strict=True, **options),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -72,11 +77,28 @@ def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
             pass
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_process_is_told_when_the_value_goes(is_watched: bool, recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
+    msctx.set_context(memory_optimize_level="O1")
+    with msctx.context() as ctx:
+        if is_watched:
+            ctx.watch(model)
+    msctx.set_context(memory_optimize_level="O1", seed=0)
+    assert not recwarn
+    msctx.reset_context()
+    assert [str(w.message).partition(":")[0] for w in recwarn] == ["memory_optimize_level=O1 did nothing to any model"][
+        is_watched:
+    ]
+
+
 def test_a_run_is_told_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def main():\n    pass\n")
     (tmp_path / "job.yaml").write_text("context: {memory_optimize_level: O1}\nexperiment: {entry: job.py:main}\n")
     with pytest.warns(MsctxWarning, match="memory_optimize_level=O1 did nothing to any model"):
         run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
+    with pytest.raises(msctx.StrictError, match="memory_optimize_level=O1 did nothing to any model"):
+        run_experiment(read(str(tmp_path / "job.yaml"), ["strict=true"]), str(tmp_path / "strict"))
 
 
 SPEED_UP = "parallel_speed_up_json_path"

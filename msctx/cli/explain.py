@@ -7,15 +7,14 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from msctx import devices, reference
 from msctx import migrate as migrating
-from msctx import reference
 from msctx.cli import render
 from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
 from msctx.context import explain as plan_of
@@ -25,7 +24,6 @@ from msctx.inspection import diff as differences
 from msctx.inspection import read_record
 from msctx.inspection import state as read_state
 from msctx.options import OPTIONS, Option, find, is_dictionary
-from msctx.options.layers import presets
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
 from msctx.options.registry import named
 from msctx.reference import catalogue
@@ -48,10 +46,12 @@ def explain(
         raise OptionError([Diagnostic("", "give a file, options (key=value), or --all", "explain")])
     experiment = read(*file_of(words or (), "explain"))
     plan = plan_of(experiment.settings, device)
+    if device and not devices.has(plan.main_device):
+        print(f"note: no {plan.main_device} here; the plan assumes a machine that has all it needs", file=sys.stderr)
     if not all_:
         emit_plan(plan, json_)
         return
-    rows = catalogue(device or plan.main_device, experiment.settings)
+    rows = catalogue(device or plan.main_device, plan)
     emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
 
 
@@ -69,7 +69,8 @@ def options(
             raise typer.BadParameter(text, param_hint="--write-ini")
         path = Path(write_ini)
         lines = [f"{op}=high_{'precision' if op in BY_DEFAULT else 'performance'}\n" for op in sorted(CHOOSABLE)]
-        write_new(path, IMPLEMENTATIONS.format(name=path.name) + "".join(lines))
+        head = (CONFIGS / "files" / "implementations.ini").read_text(encoding="utf-8")
+        write_new(path, head.replace("{name}", path.name) + "".join(lines))
         emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(str(path))}")
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
@@ -138,49 +139,6 @@ def diff(
 
 SCHEMA = "msctx.schema.json"
 ENTRY = "train.py"
-GROUPS = {
-    "The same bits in every run": ("deterministic", "thread_invariant", "seed", "seed_by_rank", "seed_scope"),
-    "Algorithms of convolutions": ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "fallback"),
-    "Precision": ("precision_mode", "conv_allow_tf32", "matmul_allow_tf32", "allow_fp32_emulation"),
-    "Memory": ("max_device_memory", "memory_optimize_level"),
-    "Device and threads": ("device_target", "device_id", "default_device", "runtime_num_threads"),
-    "Finding mistakes": ("strict", "deterministic_warn_only", "pynative_synchronize", "max_call_depth"),
-}
-"""The options that most experiments may want, under headings; the reference has the others."""
-SET = {"deterministic": "ON", "seed": 0}
-"""What the starter sets; the other options stand there as comments."""
-
-HEAD = """\
-# yaml-language-server: $schema={schema}
-# An experiment of msctx: what to run, and under which options. Uncomment what you need.
-#   msctx explain {name}   what each option would do here
-#   msctx run {name}       run it, and keep a record
-#   msctx options          every option; `msctx options NAME` shows one in full
-context:
-  # Options to start from ({presets}); options below win over them.
-  # preset: reproducible
-"""
-ONE_DEVICE = """
-  # --- Only for one device: the same names under gpu_config, cpu_config or ascend_config
-  # gpu_config: {conv_allow_tf32: false}
-"""
-REST = """
-experiment:
-  name: {name}
-  entry: {entry}:main # a function of a file, package.module:function, or the path of a script
-  args: {{steps: 50}} # the arguments of that function, by name
-
-record:
-  dir: runs # each run leaves a folder here
-"""
-IMPLEMENTATIONS = """\
-; Which implementation each operator uses: for op_precision_mode={name}
-;   high_precision    16-bit inputs are computed in float32, the result is rounded once
-;   high_performance  PyTorch's own kernel for the dtype
-; As it stands this is the list of op_select_implmode=high_precision: change the lines that hurt accuracy or speed. Modules are
-; named by their path in a section [ByNodeName], which ctx.watch(model) makes known: head=high_precision
-[ByOpType]
-"""
 
 
 def init(
@@ -195,23 +153,10 @@ def init(
 
 def text(name: str) -> str:
     """The starter as YAML."""
+    starter = (CONFIGS / "files" / "experiment.yaml").read_text(encoding="utf-8")
     shown = shlex.quote(name) if name.isprintable() else "FILE"
-    parts = [HEAD.format(schema=SCHEMA, name=shown, presets=", ".join(presets()))]
-    for heading, names in GROUPS.items():
-        parts.append(f"\n  # --- {heading}\n")
-        parts += [line + "\n" for option in names for line in _lines(option)]
     stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip("-.") or "experiment"
-    return "".join(parts) + ONE_DEVICE + REST.format(entry=ENTRY, name=json.dumps(stem, ensure_ascii=False))
-
-
-def _lines(name: str) -> list[str]:
-    """What an option does, as a comment, and the option: set, or as a comment that can be taken in."""
-    option = OPTIONS[name]
-    what = re.split(r"[.;] ", option.help)[0].rstrip(".")
-    values = f": {', '.join(map(str, option.choices))}" if option.choices else ""
-    comment = [f"  # {line}" for line in textwrap.wrap(what + values, 116)]
-    sign = "" if name in SET else "# "
-    return [*comment, f"  {sign}{name}: {json.dumps(SET.get(name, option.example))}"]
+    return starter.replace("{file}", shown).replace("{stem}", json.dumps(stem, ensure_ascii=False))
 
 
 def write(name: str) -> list[Path]:

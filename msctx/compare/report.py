@@ -18,6 +18,7 @@ from rich.text import Text
 from msctx.compare.config import Comparison, besides, requested_algorithm
 from msctx.compare.result import Best, Cell, Result, Row, Total, is_faster, margin
 from msctx.compare.workload import Product, text
+from msctx.context import explain
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, make_layer
 from msctx.options.conv_policy import PRODUCT
@@ -59,6 +60,8 @@ def estimate(rows: Sequence[Row], points: Sequence[str]) -> Estimate:
 def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str, Any], partial: str = "") -> Result:
     """All of it, with what to set as YAML for ``msctx run``."""
     layers, settings = comparison.layers, comparison.base.settings
+    given, main = [s for layer in settings.layers for s in layer.settings.values()], explain(settings).main_device
+    here = {s.option.name: s.value for s in given if settings.get(s.option.name, main) is s}
     result = Result(
         format=1,
         name=comparison.name,
@@ -69,7 +72,7 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
         interrupted=partial == INTERRUPTED,
         seconds_per_row=comparison.keys.seconds,
         error_limit=comparison.keys.error_limit,
-        context={name: setting.value for name in settings if (setting := settings.get(name))},
+        context=here | {s.spelling: s.value for s in given if s.device and s.device != main},
         points=list(comparison.points),
         rows=rows,
         environment={key: value for key, value in environment.items() if key != "argv"},

@@ -108,7 +108,8 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
     BASE.start()
     settings, main = current().acting(), innermost().plan.main_device
     if name is None:
-        found = {n: look_up(n, settings, main) for n in settings if settings.counts(n)}
+        names = [n if settings.get(n, main) else one.spelling for n in settings if (one := settings.get(n))]
+        found = {n: look_up(n, settings, main) for n in names}
         return {n: value if origin else value.value for n, value in found.items()}
     value = look_up(name, settings, main)
     return value if origin else value.value

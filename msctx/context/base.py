@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
 from msctx import devices
 from msctx import plan as planning
+from msctx.context.idle import Moment, now, unmet
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
-from msctx.graph import report
+from msctx.graph import report as graphs
 from msctx.native import choices
 from msctx.notices import put_off, warn
-from msctx.options import Layer, Settings
-from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
+from msctx.options import Layer, Setting, Settings, find
+from msctx.options.conv_policy import RULES
+from msctx.options.layers import environment_layers, flatten, layer_of, note_process, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
@@ -87,7 +91,8 @@ def explain(
 
     Args:
         preset: a preset, as :func:`context` takes it; or options as a dictionary.
-        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, present or not. Default: this machine.
+        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for only this device; one that is not here has all that it needs.
+            Default: this machine.
         options: options by name.
     """
     if isinstance(preset, Settings):
@@ -104,7 +109,9 @@ def explain(
         early = [s for name in plan.written if (s := SWITCHES[name]).lasts]
         ledger.check_writable(early, plan.written, seen := ledger.Hold("explain", base=True), strict=False)
         return plan.without(seen.late)
-    return plan_of(settings, Facts.only(planning.device_named(device)))
+    if devices.has(named := planning.device_named(device)):
+        return plan_of(settings, replace(devices.facts(settings), devices=(named,)))
+    return plan_of(settings, Facts.only(named))
 
 
 def refuse(plan: Plan) -> None:
@@ -133,6 +140,21 @@ def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
             warn(str(row))
 
 
+def report(found: Iterable[str], plan: Plan, *, only_warn: bool = False) -> None:
+    """What has found nothing to act on: errors under strict, rules also under ``fallback="error"``; else warnings."""
+    wrong = []
+    for text in found:
+        option = text.partition(":")[0].partition("=")[0]
+        must_act = find(option) is not None if plan.strict else plan.without_fallback and option in RULES
+        if must_act and not only_warn:
+            wrong.append(text)
+        else:
+            warn(text)
+    if wrong:
+        requested = "strict=True" if plan.strict else 'fallback="error"'
+        raise StrictError("\n  ".join([f"{requested}, and these options had no effect:", *wrong]))
+
+
 class Base:
     """The layers below all scopes, by level, and what they have written."""
 
@@ -146,7 +168,9 @@ class Base:
         self.hold: Hold | None = None
         self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
         self.tally = choices.Tally(Settings())  # of the rules that are set here
-        atexit.register(self.follow_rules, Settings())
+        self.since: dict[str, tuple[Setting, Moment]] = {}  # spelling → what is set here, since when
+        self.ended: list[str] = []
+        atexit.register(self.report_last)
 
     def start(self) -> None:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
@@ -230,7 +254,7 @@ class Base:
     def laid_under(self, levels: Mapping[str, Layer]) -> Iterator[Plan]:
         """Lay layers under everything a program sets itself (``msctx run``), and take them away with what it set.
 
-        They are all there is below it: MSCTX_* is among them already.
+        They are all there is below it: MSCTX_* is among them already. :attr:`ended` has what found nothing to act on.
         """
         with self.lock:
             self.read_environment = True
@@ -240,6 +264,7 @@ class Base:
             yield self.plan
         finally:
             with self.lock:
+                self.ended = self.follow(flatten(before))
                 self._become(before)
                 self.read_environment = bool(before)
 
@@ -247,7 +272,7 @@ class Base:
         from msctx.context import ledger
 
         self.check_closed()
-        settings = Settings([flatten(levels)])
+        settings = Settings([whole := flatten(levels)])
         plan = ready_plan(settings, settings.layers) if settings else NOTHING
         if self.hold is None:
             self.hold = ledger.Hold("set_context", base=True)
@@ -259,21 +284,37 @@ class Base:
             self._check_threads(plan.written, fresh)
             ledger.settle()
             ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
-            plan = plan.without(self.hold.late)
-            self.levels, self.plan, self.settings = levels, plan, settings
-            self.version += 1
-            report.listen(self, bool(settings))
-            self.follow_rules(settings)
-
-    def follow_rules(self, settings: Settings) -> None:
-        """Warn of rules that no call has matched, once others are set here or the process ends."""
-        new = choices.Tally(settings)
-        if new.rules != self.tally.rules:
-            for text in self.tally.end():
+            for text in self.follow(whole):
                 warn(text)
-            self.tally = new
-            if new.rules and choices.IN_FORCE:
-                new.begin()
+            self.levels, self.plan, self.settings = levels, plan.without(self.hold.late), settings
+            self.version += 1
+            graphs.listen(self, bool(settings))
+
+    def follow(self, new: Layer) -> list[str]:
+        """What of the present settings is not among *new* ones and has found nothing to act on; those are followed from now on."""
+        kept = {name for name, (one, _) in self.since.items() if name in new.settings and new.settings[name].value == one.value}
+        found = self.idle(kept)
+        self.since = {name: self.since[name] if name in kept else (one, now()) for name, one in new.settings.items()}
+        tally = choices.Tally(Settings([new]))
+        if tally.rules != self.tally.rules:
+            found += self.tally.end()
+            self.tally = tally
+            if tally.rules and choices.IN_FORCE:
+                tally.begin()
+        return found
+
+    def idle(self, kept: Collection[str] = ()) -> list[str]:
+        """What is set here, but for rules and what is *kept*, and has found nothing to act on yet."""
+        return [
+            text for name, (one, since) in self.since.items() if name not in kept for text in unmet(self.plan, [one], since)
+        ]
+
+    def report_last(self) -> None:
+        """At the end of the process; ``msctx exec`` reports what did nothing in any of its processes."""
+        found = self.idle()
+        is_told = bool(self.since) and note_process(os.environ, json.dumps(found))
+        for text in (*self.tally.end(), *([] if is_told else found)):
+            warn(text)
 
     def _check_threads(self, wants: Mapping[str, Any], fresh: Collection[str]) -> None:
         """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""

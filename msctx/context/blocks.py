@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msctx import notices
 from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
-from msctx.context.idle import ON_SOMETHING, idle, unmatched
-from msctx.context.scopes import Ran, Scope, WorkerInit, above_base, end_stranded, innermost, stack
+from msctx.context.base import report as report_idle
+from msctx.context.idle import ON_SOMETHING, unmet
+from msctx.context.scopes import Scope, WorkerInit, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
-from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
+from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report
 from msctx.native import counting
 from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
-from msctx.options.conv_policy import RULES
 from msctx.options.layers import look_up
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
@@ -51,21 +51,14 @@ def _close(scope: Scope, error: BaseException | None) -> None:
     try:  # first: what other threads run by what is put back now is not counted as this context's
         found += scope.end()
         if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
-            found += [*unmatched(context.layers, scope.since), *idle(plan, context.layers, scope.since, Ran.count > scope.ran)]
+            found += unmet(plan, [s for layer in context.layers for s in layer.settings.values()], scope.since)
     finally:
         try:
             if hold is not None:
                 ledger.undo(hold, strict=plan.strict)
         finally:
             context._watched.close()
-    must_match = error is None and (plan.strict or plan.without_fallback)
-    wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
-    for text in found:
-        if text not in wrong:
-            warn(text)
-    if wrong:
-        requested = "strict=True" if plan.strict else 'fallback="error"'
-        raise StrictError("\n  ".join([f"{requested}, and these rules had no effect:", *wrong]))
+    report_idle(found, plan, only_warn=error is not None)
 
 
 def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
@@ -154,7 +147,7 @@ class Context:
             raise
 
     def __reduce__(self) -> tuple[type[Context], tuple[tuple[Layer, ...], str]]:
-        return Context, (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
+        return type(self), (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
 
     def __repr__(self) -> str:
         options = [f"{s.spelling}={s.value!r}" for layer in self.layers for s in layer.settings.values()]

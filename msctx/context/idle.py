@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from msctx.native import watched
-from msctx.options import Layer, option_of
+from msctx.options import Setting, option_of
 from msctx.plan import Plan, Row
 from msctx.themes.common import SPEED_UP
 
@@ -30,25 +30,41 @@ ON_SOMETHING = ("models.", "session.", "native.precision.", IN_CODE)
 """How the names of the switches begin that act on watched models, on code, or on what a session runs."""
 
 
-def idle(plan: Plan, layers: Iterable[Layer], since: int, has_run: bool) -> list[str]:
-    """Warnings for options of *layers* that found nothing: no watched model and no code *since* then, and no run of a session."""
-    own = {spelling for layer in layers for spelling in layer.settings}
-    return [*dict.fromkeys(text for row in plan.rows if row.spelling in own for text in _idle(row, since, has_run))]
+class Ran:
+    """How often a session has run a function in this process."""
+
+    count = 0
 
 
-def _idle(row: Row, since: int, has_run: bool) -> Iterator[str]:
+Moment = tuple[int, int]
+
+
+def now() -> Moment:
+    """How often models had begun or ceased to be acted on, and how often a session had run a function."""
+    return watched.times, Ran.count
+
+
+def unmet(plan: Plan, settings: Collection[Setting], since: Moment) -> list[str]:
+    """Warnings for *settings* that have found nothing *since* then: no watched model or module, no code, and no run of a session."""
+    own = {setting.spelling for setting in settings}
+    found = (text for row in plan.rows if row.spelling in own for text in _idle(row, since))
+    return [*dict.fromkeys((*_unnamed(settings, since), *found))]
+
+
+def _idle(row: Row, since: Moment) -> Iterator[str]:
     name, switches = f"{row.spelling}={row.value} did nothing", row.assignments
     in_run = any(switch.startswith("session.") for switch in switches) and row.value != option_of(row.option).default
-    if in_run and not has_run:
+    times, ran = since
+    if in_run and Ran.count == ran:
         yield f"{name}: it acts on functions that a session runs, msctx.session(...).run"
     on_models = any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS)
-    if on_models and watched.times == since and not watched.OPEN:
-        yield f"{name} to any model: call ctx.watch(model) inside the block"
-    if places := _unmet(row, since):
+    if on_models and watched.times == times and not watched.OPEN:
+        yield f"{name} to any model: call msctx.current().watch(model) while it is in force"
+    if places := _places(row, times):
         yield f"{name}: it acts on {' and on '.join(places)}; there was none"
 
 
-def _unmet(row: Row, since: int) -> list[str]:
+def _places(row: Row, since: int) -> list[str]:
     """The kinds of models and code that a row's option acts on, where there was none."""
     kinds = [start for start in KINDS if any(value and name.startswith(start) for name, value in row.assignments.items())]
     places = [KINDS[start] for start in kinds]
@@ -72,14 +88,13 @@ def _fits(model: nn.Module, kind: str) -> bool:
     return is_parallel or next(communication.modules(model), None) is not None
 
 
-def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
-    """Warnings for names in the files of *layers* that no watched module has; none, if a watched model was left since then."""
+def _unnamed(settings: Collection[Setting], since: Moment) -> list[str]:
+    """Warnings for names in files that no watched module has; none, if a watched model was left since then."""
     paths = {path for model in [*watched.OPEN] for path in model.paths}
-    settings = [setting for layer in layers for setting in layer.settings.values() if watched.last_end <= since]
     return [
         f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
         for setting in settings
-        if setting.option.name in ("op_precision_mode", "customize_dtypes")
+        if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched.last_end <= since[0]
         for name in (setting.content or {}).get("ByNodeName", ())
         if not any(fnmatchcase(path, name) for path in paths)
     ]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import notices
 from msctx.context.base import BASE, Base
+from msctx.context.idle import now
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.imports import when_imported
-from msctx.native import counting, watched
+from msctx.native import counting
 from msctx.options import Layer, Settings
 from msctx.options.layers import INHERITED, stacked
 from msctx.plan import Plan
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from msctx.context.ledger import Hold
 
 
-class Ran:
-    """How often a session has run a function in this process."""
-
-    count = 0
-
-
 class Scope:
     """One entry of one context (a :class:`msctx.Context`, whose file is above this one) by one thread."""
 
@@ -38,7 +33,7 @@ class Scope:
         self.context, self.settings, self.plan, self.hold = context, settings, plan, hold
         self.who = threading.current_thread()
         self.outer = stack.scopes[-1] if stack.scopes else None
-        self.since, self.ran = watched.times, Ran.count
+        self.since = now()
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
@@ -129,6 +124,7 @@ def _arrive(levels: Mapping[str, Layer], layers: Layers, has_read: bool) -> _Car
 def _reported(call: Any) -> None:
     try:
         call()
+        BASE.since.clear()  # the parent reports it
     except MsctxError as error:
         text = f"this process runs without the options of the one that started it: {error}"
         warnings.warn(text, MsctxWarning, stacklevel=2)

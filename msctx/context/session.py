@@ -17,7 +17,8 @@ import torch
 from msctx.context import layers_of, ledger
 from msctx.context.base import BASE, explain, within
 from msctx.context.blocks import Context, refuse_lazy
-from msctx.context.scopes import Ran, Scope, innermost, stack
+from msctx.context.idle import Ran
+from msctx.context.scopes import Scope, innermost, stack
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native import watched
@@ -123,9 +124,6 @@ class Session(Context):
         super().__init__(*args, **kwargs)
         self._places = _Places()
         self._is_full = False  # the phase in low precision is over
-
-    def __reduce__(self) -> tuple[type[Session], tuple[tuple[Layer, ...], str]]:
-        return Session, (self.layers, self.origin)
 
     def __call__(self, function: F) -> F:
         super().__call__(function)  # what cannot be decorated raises

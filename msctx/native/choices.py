@@ -196,13 +196,18 @@ class Tally:
         self._is_open = True
 
     def end(self) -> list[str]:
-        if not self._is_open:
-            return []
-        library, unmatched, self._is_open = core.load(), list[int](), False
-        while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
-            unmatched.append(place)
-        library.c.msctx_book_close(self._book)
-        return [_unmatched(self.rules[place]) for place in unmatched]
+        found = self.unmatched()
+        if self._is_open:
+            core.load().c.msctx_book_close(self._book)
+            self._is_open = False
+        return found
+
+    def unmatched(self) -> list[str]:
+        """A warning for each rule that no call has matched."""
+        found, place = list[str](), -1
+        while self._is_open and (place := core.load().c.msctx_book_unmatched(self._book, place + 1)) >= 0:
+            found.append(_unmatched(self.rules[place]))
+        return found
 
     def choices(self) -> Choices:
         return rows(self._book)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -256,9 +257,9 @@ class ExceptReader(Reader):
         self.end_step()
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
-        """An operator by its name, of all its variants; a module with all that is in it."""
-        names = (*_names_of(operator), *around(module))
-        found = [pattern for pattern in self.settings.names if _means_any(pattern, names)]
+        """An operator by its name, of all its variants, or that of its kernel; a module with all that is in it."""
+        own, modules = _names_of(operator), around(module)
+        found = [one for one in self.settings.names if _means_any(one, (*own, *modules)) or _is_of_kernel(one, own)]
         self._unmet.difference_update(found)
         return int(bool(found))
 
@@ -266,11 +267,12 @@ class ExceptReader(Reader):
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
         if not self._unmet:
             return
-        known = _operators() | {path for model in watched.models() for path, _ in watched.paths_of(model)}
-        unknown = sorted(name for name in [*self._unmet] if not _means_any(name, known))  # other threads go on
+        operators, modules = _operators(), {path for model in watched.models() for path, _ in watched.paths_of(model)}
+        unmet = sorted([*self._unmet])  # other threads go on
+        unknown = [one for one in unmet if not (_means_any(one, operators | modules) or _is_of_kernel(one, operators))]
         self._unmet.clear()
         if unknown:
-            near = [f"{name!r}{did_you_mean(name, [*known])}" for name in unknown]
+            near = [f"{name!r}{did_you_mean(name, [*operators, *modules])}" for name in unknown]
             text = "\n".join(f"{self.option}: no operator, and no module of a watched model, is called {one}" for one in near)
             notices.warn(text)
 
@@ -293,3 +295,12 @@ def _names_of(operator: str) -> tuple[str, ...]:
     name = kind_of(operator)
     kind = name.removesuffix("_")
     return operator, name, kind, kind.removesuffix("_backward")
+
+
+_KERNEL = re.compile(r"(?<=max_unpool)ing|(_out)?_(cuda|gpu)(_template|_kernel)?(?=_?$)|(?<=d)_forward_out$")
+"""What the names of kernels in PyTorch's errors have beside those of the operators: ``_bincount_cuda``."""
+
+
+def _is_of_kernel(name: str, operators: Iterable[str]) -> bool:
+    operator = _KERNEL.sub("", name)
+    return operator != name and operator.strip("_") in {one.strip("_") for one in operators}

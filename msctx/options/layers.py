@@ -90,13 +90,15 @@ def _wrong(text: str) -> OptionError:
     return OptionError([Diagnostic(PLAN, text, "environment", suggestion=f"unset {PLAN}, or restart the program")])
 
 
-def note_process(environment: Mapping[str, str], text: str) -> None:
-    """Leave a line that a process has entered it, for whoever waits for one on this machine."""
+def note_process(environment: Mapping[str, str], text: str) -> bool:
+    """Leave a line of a process that has entered it, for whoever waits for one on this machine; whether that is so."""
     if seen := read_carried(environment).get("seen"):
         with suppress(OSError):  # on another machine, or nobody waits any more
             place = os.open(seen, os.O_WRONLY | os.O_APPEND)
             os.write(place, f"{text}\n".encode())
             os.close(place)
+            return True
+    return False
 
 
 INHERITED = "with-blocks of the parent process"
@@ -241,10 +243,10 @@ class Origin(NamedTuple):
 
 
 def look_up(name: str, settings: Settings, main: str) -> Origin:
-    """The value on the device that the name means, else on the main one, else wherever it was set."""
+    """The value on the device that the name means, else on the main one."""
     option, device = find(name), device_of(name)
     if option is not None and settings.counts(option.name):
-        found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
+        found = settings.get(option.name, device or main)
         if found is not None:
             return Origin(found.value, found.origin)
     keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, FileError, StrictError, nearest
+from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, StrictError, nearest
 from msctx.native import distributed
 from msctx.notices import warn
 from msctx.options import Layer, layers
@@ -30,7 +31,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
 
     Raises:
         FileError: the command cannot be started.
-        StrictError: it has ended, and under *strict* no process of it has entered the options.
+        StrictError: it has ended, and under *strict* no process of it has entered the options, or one did nothing in any.
     """
     with TemporaryDirectory(prefix="msctx-exec-") as folder:
         (seen := Path(folder) / "seen").touch()
@@ -41,16 +42,20 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
             hint = nearest(command[0], presets())
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0], suggestion=hint)]) from None
         code = _wait(process)
-        if seen.stat().st_size:
+        lines = seen.read_text(encoding="utf-8").splitlines()
+        idle = [set(json.loads(line)) for line in lines if line.startswith("[") and not code]
+        found = sorted(set.intersection(*idle)) if idle else []
+        if lines:
             layers.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
         else:
-            text = (
+            found = [
                 f"the options did nothing: no process of `{' '.join(command)}` on this machine entered them before it ended."
                 " That needs an import of torch, and an environment in which msctx is installed. A Python that runs with -S does"
                 " not read them"
-            )
-            if strict:
-                raise StrictError(f"strict=True, and {text}")
+            ]
+        if strict and found:
+            raise StrictError(f"strict=True, and {'; '.join(found)}")
+        for text in found:
             warn(text)
     return code if code >= 0 else 128 - code
 
@@ -138,7 +143,10 @@ RUN_ID = "msctx"
 
 def is_one_of_several() -> bool:
     """Whether a launcher started this process beside others. Torchrun may also start one alone."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "") not in ("", "0", "1")
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdecimal():
+        raise OptionError([Diagnostic("WORLD_SIZE", f"{size!r} is not a number of processes", "environment")])
+    return "TORCHELASTIC_RUN_ID" in os.environ or int(size) > 1
 
 
 def rank() -> int:

@@ -17,15 +17,11 @@ from typing import Any, TypeVar
 import yaml
 
 from msctx.context import Context, current
-from msctx.context.base import BASE
-from msctx.context.idle import idle
-from msctx.context.scopes import Ran
+from msctx.context.base import BASE, report
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
 from msctx.inspection import diff, environment, state
 from msctx.native import counting, tuning, tuning_file
-from msctx.native import watched as models
-from msctx.notices import warn
 from msctx.options.layers import collected
 from msctx.plan import Plan
 from msctx.run import launch
@@ -137,8 +133,7 @@ def run_experiment(
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
             the process then ends, unless a handler of the caller is there.
     """
-    found, begin, ran_before = state(), models.times, Ran.count
-    unwritten: list[Diagnostic] = []
+    found, unwritten = state(), list[Diagnostic]()
     with terminable(), ExitStack() as recording:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
@@ -176,9 +171,7 @@ def run_experiment(
         raise error
     if unwritten:
         raise RecordError([*unwritten, Diagnostic("", f"the entry ended well: {json.dumps(plain(result))}")])
-    layers = experiment.levels.values()
-    for text in idle(plan, layers, begin, Ran.count > ran_before):
-        warn(text)
+    report(BASE.ended, plan)
     return result
 
 

@@ -20,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
+from msctx.context.base import BASE
 from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_calls
 from msctx.observers import collector, modules, steps
@@ -110,7 +111,7 @@ class DigestReader(Reader):
             self._send({"does": text, "row": ran(row)})
 
     def end_step(self) -> None:
-        self._send({"does": "ends the step"})
+        self._send({"does": "ends the step", "idle": [*BASE.tally.unmatched(), *BASE.idle()]})
 
 
 class DetailReader(Reader):
@@ -302,7 +303,7 @@ def _run(job: Message, send: Send) -> Message:
             (DetailReader(send, **task, folder=Path(folder).parent) if "step" in task else DigestReader(send, **task)).begin()
         try:
             run_experiment(experiment, folder)
-            last: Message = {"does": "ends"}
+            last: Message = {"does": "ends", "idle": BASE.ended}
         except EntryFailed as error:
             last = failed(str(error).replace(f"; the run is recorded in {folder}", "").replace(folder, "RUN_DIR"))
     collector.flush()

@@ -50,11 +50,13 @@ def failed(error: str) -> Message:
 
 
 class Process:
-    """One run; *task* says what :mod:`msctx.verify.child` sends; *values*: of the switches in it, while operators ran."""
+    """One run; *task* says what :mod:`msctx.verify.child` sends; *values*: of the switches in it, while operators ran; *idle*: what
+    options found nothing to act on."""
 
     def __init__(self, file: str | None, side: Side, folder: Path, task: Message) -> None:
         self.folder = folder
         self.values: list[list[Any]] = []
+        self.idle: list[str] = []
         ours, theirs = os.pipe()
         self._lines = os.fdopen(ours, encoding="utf-8")
         job = {"file": file, "words": side.words, "folder": str(folder / "run"), "task": task}
@@ -77,7 +79,7 @@ class Process:
             problem = MsctxError(found["problem"])
             problem.exit_code = found["exit_code"]
             raise problem
-        self.values = found.pop("values", self.values)
+        self.values, self.idle = found.pop("values", self.values), found.pop("idle", self.idle)
         return found
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from msctx.context import explain
 from msctx.errors import EntryError, EntryFailed
+from msctx.options.conv_policy import RULES, rules_of
 from msctx.plan import Plan
 from msctx.run.config import read
 from msctx.verify.child import PLACE, difference, differing
@@ -53,13 +54,21 @@ def verify(file: str | None, against: str, sides: Sequence[Side], steps: int | N
 
 
 def _have_same(runs: Sequence[Process], apart: Sequence[str], plans: Sequence[Plan], result: Result) -> bool:
-    """Whether the switches that were to be *apart* had the same values in both runs; also notes where only some operators had."""
-    mine, its = (run.values for run in runs)
-    is_same = all(one in its for one in mine) and all(one in mine for one in its)
-    if both := [one for one in mine if one in its]:
-        options = ", ".join(sorted({option for plan in plans for option in plan.sources.get(apart[0], ())}))
-        had = f"{'all' if is_same else 'some'} operators had {apart[0]}={both[0][0]} in both runs"
-        result.note(f"{options}: {had}; does the program set it itself?")
+    """Whether each option that was to set switches *apart* had them alike in both runs, or did nothing; notes what it had or did."""
+    idle = [text for run in runs for text in run.idle]
+    for text in idle:
+        result.note(text)
+    rules = {row.spelling: len(rules_of(row.value)) for plan in plans for row in plan.rows if row.option in RULES}
+    is_same = True
+    for option in sorted({option for plan in plans for name in apart for option in plan.sources.get(name, ())}):
+        places = [place for place, name in enumerate(apart) if any(option in plan.sources.get(name, ()) for plan in plans)]
+        mine, its = ([[values[place] for place in places] for values in run.values] for run in runs)
+        are_alike = all(one in its for one in mine) and all(one in mine for one in its)
+        if both := [one for one in mine if one in its]:
+            had = f"{'all' if are_alike else 'some'} operators had {apart[places[0]]}={both[0][0]} in both runs"
+            result.note(f"{option}: {had}; does the program set it itself?")
+        did_nothing = sum(text.startswith((f"{option}=", f"{option}: no ")) for text in idle) >= rules.get(option, 1)
+        is_same = is_same and (are_alike or did_nothing)
     return is_same
 
 

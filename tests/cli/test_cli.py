@@ -69,6 +69,14 @@ def test_explain_changes_nothing_and_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_plan_for_a_device_that_is_here_has_its_facts(msctx, monkeypatch):
+    monkeypatch.setattr("msctx.native.core.matrix_unit_obstacle", lambda: "this processor has no AMX")
+    for words in ([], ["--all"]):
+        assert "this processor has no AMX" in msctx("explain", "conv_allow_tf32=true", "--device", "cpu", "--json", *words)[1]
+    code, _, err = msctx("explain", "matmul_algo=bf16x3", "--device", "ascend")
+    assert (code, "note: no ascend here; the plan assumes a machine that has all it needs" in err) == (0, True)
+
+
 def test_mistakes_as_json(msctx):
     code, out, _ = msctx("explain", "determinstic=ON", "seed=x", "--json")
     error = json.loads(out)

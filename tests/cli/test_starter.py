@@ -9,9 +9,8 @@ import pytest
 import msctx
 from msctx import schema
 from msctx.cli import explain, main
-from msctx.options import OPTIONS, find
+from msctx.options import find
 from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
-from msctx.reference import on_device
 from msctx.run.config import read
 
 TEXT = explain.text("mine.yaml")
@@ -30,16 +29,6 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
         main(list(argv))
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
-
-
-def test_it_offers_known_options_that_take_effect_somewhere():
-    names = [name for group in explain.GROUPS.values() for name in group]
-    assert len(names) == len(set(names))
-    assert set(explain.SET) <= set(names)
-    for name in names:
-        option = OPTIONS[name]
-        assert any(on_device(option, device).status in ("honoured", "approximated") for device in option.devices), name
-        assert sum(re.match(rf"  (# )?{name}: ", line) is not None for line in LINES) == 1
 
 
 def test_it_works_as_it_stands(capsys):

@@ -121,6 +121,11 @@ def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(tmp_path, r
         assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
 
 
+def test_what_is_set_for_another_device_stays_so(tmp_path):
+    of = made(tmp_path, SMALL + "context: {gpu_config: {conv_fprop_algo: fft}, cpu_config: {conv_fprop_algo: gemm}}")
+    assert result_of(of, [], {}).context == {"conv_fprop_algo": "gemm", "gpu_config.conv_fprop_algo": "fft"}
+
+
 def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path):
     of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_fprop_algo: gemm}}}")
 

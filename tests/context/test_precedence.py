@@ -125,6 +125,12 @@ def test_the_value_in_force_on_the_main_device_is_read() -> None:
 
 
 @quiet
+def test_a_value_for_another_device_is_no_value_here() -> None:
+    with msctx.context(gpu_config={"conv_fprop_algo": "fft"}, device_target="CPU"):
+        assert (msctx.get_context("conv_fprop_algo"), msctx.get_context("gpu_config.conv_fprop_algo")) == ("normal", "fft")
+        assert msctx.get_context() == {"gpu_config.conv_fprop_algo": "fft", "device_target": "CPU"}
+
+
 def test_the_keys_of_a_file_that_was_named_anew_are_gone() -> None:
     with (
         msctx.context(graph_kernel_flags="--opt_level=3 --dump_as_text"),

@@ -111,6 +111,22 @@ def test_a_name_that_nothing_has_is_reported(name: str, hint: str) -> None:
         net["block"](torch.ones(1))  # which nobody watches here
 
 
+KERNELS = (
+    "max_unpooling2d_forward_out cumsum_cuda_kernel _bincount_cuda ctc_loss_backward_gpu adaptive_avg_pool2d_backward_cuda "
+    "upsample_bilinear2d_backward_out_cuda nll_loss2d_forward_out_cuda_template index_add_cuda_ put_ histc_cuda"
+)
+"""As PyTorch's errors call them: ... does not have a deterministic implementation."""
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_name_that_an_error_has_is_accepted() -> None:
+    pooled, indices = torch.nn.functional.max_pool2d(torch.rand(1, 1, 4, 4), 2, return_indices=True)
+    with msctx.context(deterministic="ON"), pytest.raises(RuntimeError, match=KERNELS.partition(" ")[0]):
+        torch.nn.functional.max_unpool2d(pooled, indices, 2)
+    with under(KERNELS):
+        torch.nn.functional.max_unpool2d(pooled, indices, 2)
+
+
 def test_where_warnings_are_errors_everything_is_put_back_first(tmp_path: Path) -> None:
     dump = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq"}
     before = msctx.state()

@@ -114,6 +114,19 @@ def test_a_command_that_does_not_use_the_options(run, folder):
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("watches", "strict", "code"), [(True, "true", 0), (False, "false", 0), (False, "true", 7)])
+def test_an_option_that_did_nothing_in_any_process(run, folder, watches, strict, code):
+    program = (
+        "import msctx, subprocess, sys, torch; model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))\n"
+        f"if sys.argv[1:]: {watches} and msctx.current().watch(model)\n"
+        "else: subprocess.run([sys.executable, __file__, 'again'], check=True)"
+    )
+    (folder / "twice.py").write_text(program)
+    done = run("memory_optimize_level=O1", f"strict={strict}", "--", sys.executable, str(folder / "twice.py"))
+    assert (done.returncode, done.stderr.count("memory_optimize_level=O1 did nothing to any model")) == (code, not watches)
+
+
 def test_the_launcher_imports_torch_for_the_plan_alone():
     for flags, is_shown in (([], False), (["-v"], True)):
         command = [sys.executable, "-X", "importtime", "-m", "msctx", "exec", *flags, *OPTIONS, "--", "true"]

@@ -23,9 +23,9 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, entry: str = "train") -
     return int(end.value.code or 0), out, err
 
 
-def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1, entry: str = "train") -> dict[str, Any]:
+def found(capsys: pytest.CaptureFixture[str], *words: str, code: int | None = 1, entry: str = "train") -> dict[str, Any]:
     ended, out, err = run(capsys, *words, "--json", entry=entry)
-    assert ended == code, err + out
+    assert code in (ended, None), err + out
     return dict(json.loads(out))
 
 
@@ -95,6 +95,17 @@ def test_a_program_that_sets_what_was_to_differ(against, capsys):
     assert f"nothing was compared; {option}: all operators had {had}" in err
     (note,) = found(capsys, "args.before=true", "--against", against, code=0, entry="guarded")["notes"]
     assert note.startswith(f"{option}: some operators had {had}")
+
+
+@pytest.mark.full
+def test_what_did_nothing_or_was_set_by_the_program_beside_what_was_apart(capsys):
+    code, out, err = run(capsys, "--against", "matmul_algo_rules=nosuch.*: strict")
+    assert (code, out) == (4, "")
+    assert "nothing was compared; matmul_algo_rules: no product matched nosuch.*" in err
+    against = ("--against", "runtime_num_threads=2", "--against", "memory_optimize_level=O1")
+    assert run(capsys, *against, entry="guarded")[0] == 4
+    notes = found(capsys, "--against", "runtime_num_threads=2", "--against", "seed=7", code=None, entry="guarded")["notes"]
+    assert any(note.startswith("runtime_num_threads: all operators had torch.num_threads=2") for note in notes)
 
 
 @pytest.mark.full
