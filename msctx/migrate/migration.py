@@ -134,7 +134,7 @@ class _Merging:
             return reason
         wrong = self._wrong(given, given.value)
         self.problems += wrong
-        return wrong[0].text if wrong else ""
+        return "; ".join([wrong[0].text] + [wrong[0].suggestion] * (" " in wrong[0].suggestion)) if wrong else ""
 
     def _wrong(self, given: Entry, value: Any) -> list[Diagnostic]:
         """What the options say to a value."""
