@@ -24,7 +24,7 @@ from msctx.native.cuda import plans as kernels
 from msctx.native.cuda.depthwise import ARCHS
 from msctx.run.config import read
 
-TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
+TESTED_TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
 
 
@@ -124,7 +124,7 @@ def _compilers() -> Iterator[Check]:
 
 def _libraries() -> Iterator[Check]:
     """The dependencies as the package declares them; extras are optional."""
-    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs"):  # all commands import them
+    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "jinja2", "ninja", "platformdirs"):
         yield Check(name, "ok", library_version(name) or "")
     extras = {"scikit-learn": "scikit-learn (the digits experiment)", "pytest": "pytest (the test suite)"}
     for name, extra in extras.items():

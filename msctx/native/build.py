@@ -13,18 +13,17 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen, TimeoutExpired, run
+from subprocess import PIPE, STDOUT, Popen, SubprocessError, run
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
-from msctx.native.cachedir import digest, naming, say
+from msctx.native.cachedir import digest, say
 from msctx.shipped import KERNEL_SOURCES, LIBRARIES
 
 # --- what they are made of --------------------------------------------------------------------------------------------
@@ -59,7 +58,6 @@ class BuildSpec:
     """
 
     file: str
-    root: Path
     files: dict[str, bytes]
     units: Units
     link: tuple[str, ...]
@@ -69,8 +67,7 @@ class BuildSpec:
 
 def kernels_spec() -> BuildSpec:
     """The library of the kernels."""
-    root = KERNEL_SOURCES.resolve()
-    files = {name: data for name, data in read_sources(root, SUFFIXES).items() if not name.startswith("glue/")}
+    files = {name: data for name, data in read_sources(KERNEL_SOURCES, SUFFIXES).items() if not name.startswith("glue/")}
     first, *others = [
         _units(files, folder, *FLAGS, HIDDEN, *more, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa}")
         for folder, of_isa in (("cpu", VECTORS), ("cpu/amx", TILES))
@@ -79,23 +76,24 @@ def kernels_spec() -> BuildSpec:
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
     units = sum(others, (*first, *_units(files, "common", *FLAGS, HIDDEN, *["-DMSCTX_WITH_X86"] * IS_X86)))
     files["exports.map"] = b"{ global: msctx_*; local: *; };\n"  # include/msctx/interface.h
-    file = f"libmsctx_kernels-{_key(files, units)}.so"
+    file = f"libmsctx_kernels-{digest(files, platform.machine(), units)[:16]}.so"
     # By its name the glue needs it: no other serves
-    return BuildSpec(file, root, files, units, ("-pthread", f"-Wl,-soname,{file}", "-Wl,--version-script=exports.map"))
+    return BuildSpec(file, files, units, ("-pthread", f"-Wl,-soname,{file}", "-Wl,--version-script=exports.map"))
 
 
 def glue_spec(kernels: BuildSpec, library: Path) -> BuildSpec:
     """The glue between the installed torch and the *library* of the kernels, which must be loaded before."""
     import torch
 
-    files = {n: data for n, data in read_sources(kernels.root, SUFFIXES).items() if n.startswith(("glue/", "include/"))}
+    files = {n: data for n, data in read_sources(KERNEL_SOURCES, SUFFIXES).items() if n.startswith(("glue/", "include/"))}
     folder, abi = Path(torch.__file__).parent, f"cxx11abi{int(torch.compiled_with_cxx11_abi())}"
     identity = torch.__version__.partition("+")[0], str(torch.version.git_version), abi
     include = ("-isystem", f"{folder}/include", "-isystem", f"{folder}/include/torch/csrc/api/include")
-    file = f"libmsctx_torch-{identity[0]}-{_key(files, OF_GLUE, TORCH, kernels.file, identity)}.so"
+    key = digest(files, platform.machine(), OF_GLUE, TORCH, kernels.file, identity)[:16]
+    file = f"libmsctx_torch-{identity[0]}-{key}.so"
     link = ("-pthread", str(library), *_runtime(), f"-L{folder}/lib", *TORCH)
     units = _units(files, "glue", *OF_GLUE, *include)
-    return BuildSpec(file, kernels.root, files, units, link, f"glue for torch {identity[0]}", identity)
+    return BuildSpec(file, files, units, link, f"glue for torch {identity[0]}", identity)
 
 
 def _runtime() -> tuple[str, ...]:
@@ -114,26 +112,14 @@ def _units(files: dict[str, bytes], folder: str, *flags: str) -> Units:
     return tuple((name, flags) for name in (*units, *alone))
 
 
-def _key(files: dict[str, bytes], *how: object) -> str:
-    """*how*: also of what decides how they are compiled."""
-    return digest(files, platform.machine(), how)[:16]
-
-
 def read_sources(root: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     """Every file under *root* that ends so, by its path from there."""
-    with naming(root, "install msctx again"):
-        root.stat()  # it may be missing
-        paths = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
-        return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    paths = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
 
-STEP = re.compile(r"\[(\d+)/(\d+)\] ")
-"""How ninja begins a line: what is done, of how many."""
-EVERY = 10
-"""Seconds between two lines of progress."""
-NAMES = ("c++", "g++", "clang++")
 PROBE, USED = ("-v", "-std=c++20", "-x", "c++", "-fsyntax-only", "-"), "#include <bit>\nstatic_assert(std::popcount(7u) == 3);"
 
 
@@ -165,25 +151,24 @@ def build(verbose: bool = False) -> Build:
 def found() -> Build | None:
     """The core, if it need not be built."""
     spec = kernels_spec()
-    kernels = _found(spec)
-    glue = _found(glue_spec(spec, kernels)) if kernels else None
-    return Build(kernels, glue) if kernels and glue else None
+    if (kernels := _found(spec)) and (glue := _found(glue_spec(spec, kernels))):
+        return Build(kernels, glue)
+    return None
 
 
 def obstacle() -> str:
     """Why there can be no native core here, or ``""``: it is there, or there is what it takes to build it. Cheap when repeated."""
     try:
-        if not _is_there(*map(os.environ.get, ("HOME", "XDG_CACHE_HOME", cachedir.VARIABLE))):
+        if not _is_there():
             find_compiler()
-            find_ninja()
             cachedir.usable()
     except NativeError as error:
         return str(error)
     return ""
 
 
-@lru_cache(maxsize=8)
-def _is_there(*_environment: str | None) -> bool:
+@cache
+def _is_there() -> bool:
     return found() is not None
 
 
@@ -194,18 +179,21 @@ def _found(spec: BuildSpec) -> Path | None:
 
 def library(spec: BuildSpec, verbose: bool = False) -> Path:
     """One of the two, built if need be."""
-    return _found(spec) or cachedir.obtain("native", spec.file, lambda: _make(spec, find_compiler(), find_ninja(), verbose))
+    return _found(spec) or cachedir.obtain("native", spec.file, lambda: _make(spec, verbose))
 
 
-def _make(spec: BuildSpec, tool: Compiler, ninja: str, verbose: bool) -> bytes:
-    """The library's bytes, made by *ninja* of copies of the sources: what the name was made of, whoever edits the files meanwhile."""
+def _make(spec: BuildSpec, verbose: bool) -> bytes:
+    """The library's bytes, made by ninja of copies of the sources: what the name was made of, whoever edits the files meanwhile."""
+    from ninja import BIN_DIR
+
+    tool = find_compiler()
     key = digest(platform.machine(), platform.libc_ver(), tool.command, tool.version, spec.torch)[:16]
     folder, began = cachedir.folder("build", key), time.perf_counter()
     for name, data in {**spec.files, "build.ninja": _ninja(spec, tool).encode()}.items():
         if not (path := folder / name).is_file() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    command = [ninja, "-v", "-j", str(len(os.sched_getaffinity(0)))]
+    command = [f"{BIN_DIR}/ninja", "-v", "-j", str(len(os.sched_getaffinity(0)))]
     env = {**os.environ, "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
     with Popen(
         command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, encoding="utf-8", errors="replace", start_new_session=True
@@ -213,16 +201,15 @@ def _make(spec: BuildSpec, tool: Compiler, ninja: str, verbose: bool) -> bytes:
         try:
             output = _told(process.stdout or (), f"building the {spec.what} (once)", verbose)
         except BaseException:
-            process.send_signal(signal.SIGINT)  # ninja ends what it has begun
+            process.terminate()  # ninja ends what it has begun
             process.wait()
             raise
-    log = folder / "log"
-    log.write_text(output, encoding="utf-8")
+    (log := folder / "log").write_text(output, encoding="utf-8")
     if process.returncode:
         failed = first_lines(output.partition("FAILED: ")[2], 13).replace("\n", "\n  ")
         raise NativeError(
             f"the native core cannot be built: the compiler failed\n  {failed}\n"
-            f"The sources are in {spec.root}, the whole output is in {log}. "
+            f"The sources are in {KERNEL_SOURCES}, the whole output is in {log}. "
             f"Try another compiler (CXX=…); if that does not help, report it with this file."
         )
     say(f"built the {spec.what} in {time.perf_counter() - began:.1f} s")
@@ -249,21 +236,21 @@ def _ninja(spec: BuildSpec, tool: Compiler) -> str:
 
 
 def _told(output: Iterable[str], what: str, verbose: bool) -> str:
-    """All that ninja and the compilers print, with a line of progress meanwhile; *verbose*: with every line."""
-    began, told, lines = time.perf_counter(), -float(EVERY), list[str]()
+    """All that ninja and the compilers print, with a line of progress each ten seconds; *verbose*: with every line."""
+    began, due, lines = time.perf_counter(), 0.0, list[str]()
     say(what)
     for line in output:
         lines.append(line)
-        seconds, step = time.perf_counter() - began, STEP.match(line)
+        seconds = time.perf_counter() - began
         if verbose:
             say(line.rstrip("\n"))
-        elif step and seconds >= told + EVERY:
-            told = seconds
+        elif seconds >= due and (step := re.match(r"\[(\d+)/(\d+)\] ", line)):
+            due = seconds + 10
             say(f"{what}: {step[1]} of {step[2]} files, {seconds:.0f} s")
     return "".join(lines)
 
 
-# --- the compiler and ninja -------------------------------------------------------------------------------------------
+# --- the compiler -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,22 +269,13 @@ def find_compiler() -> Compiler:
     if sys.platform != "linux":
         raise NativeError("the native core is built only on Linux")
     given, why = os.environ.get("CXX", "").strip(), ""
-    for name in (given,) if given else NAMES:
-        if isinstance(found := _examined(name, os.environ.get("PATH", "")), Compiler):
-            return found
-        if given:
-            raise NativeError(f"CXX={given}: {found}; correct CXX, or unset it so that c++, g++ or clang++ is looked for")
-        if shutil.which(name):
-            why = why or f"{name}: {found}; "
-    raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
-
-
-def find_ninja() -> str:
-    try:
-        from ninja import BIN_DIR
-    except ImportError:
-        raise NativeError("ninja, which builds the native core, is not installed: pip install ninja") from None
-    return os.path.join(BIN_DIR, "ninja")
+    for name in (given,) if given else ("c++", "g++", "clang++"):
+        try:
+            return _examined(name, os.environ.get("PATH", ""))
+        except (ValueError, OSError, SubprocessError) as error:
+            if given or shutil.which(name):
+                why = why or f"{'CXX=' if given else ''}{name}: {error}; "
+    raise NativeError(f"{why}no C++ compiler (install g++ or clang++, or name one in CXX)")
 
 
 def first_lines(log: str, most: int = 12) -> str:
@@ -307,17 +285,13 @@ def first_lines(log: str, most: int = 12) -> str:
 
 
 @lru_cache(maxsize=16)
-def _examined(words: str, _path: str) -> Compiler | str:
-    """The compiler that a name or CXX stands for, or why it will not do."""
-    try:
-        program, *arguments = shlex.split(words)
-        if (path := shutil.which(program)) is None:
-            return "there is no such program"
-        command, env = (os.path.abspath(path), *arguments), {**os.environ, "LC_ALL": "C"}
-        done = run([*command, *PROBE], input=USED, stdout=PIPE, stderr=STDOUT, text=True, timeout=60, env=env, check=False)
-    except (ValueError, OSError, TimeoutExpired) as error:
-        return str(error)
+def _examined(words: str, _path: str) -> Compiler:
+    """The compiler that a name or CXX stands for; an error if it will not do."""
+    program, *arguments = shlex.split(words)
+    command, env = (os.path.abspath(shutil.which(program) or program), *arguments), {**os.environ, "LC_ALL": "C"}
+    done = run([*command, *PROBE], input=USED, stdout=PIPE, stderr=STDOUT, text=True, timeout=60, env=env, check=False)
     lines = [line.strip() for line in done.stdout.splitlines()]
     if done.returncode:
-        return f"cannot be used for C++20: {next((line for line in lines if 'error:' in line), f'exit code {done.returncode}')}"
+        why = next((line for line in lines if "error:" in line), f"exit code {done.returncode}")
+        raise OSError(f"cannot be used for C++20: {why}")
     return Compiler(command, next((line for line in lines if " version " in line), ""))

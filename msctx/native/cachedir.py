@@ -25,28 +25,21 @@ from msctx.errors import NativeError
 
 VARIABLE = "MSCTX_CACHE_DIR"
 ELSEWHERE = f"set {VARIABLE} to a folder that only you can write"
-KINDS = ("native", "cuda", "build")
-KEEP_DAYS = 30
-"""What nobody has used for so long is removed."""
 
 
 def location() -> Path:
     """Where the cache is to be; nothing is checked yet."""
-    given = os.environ.get(VARIABLE, "")
-    path = Path(os.path.expanduser(given)) if given else Path(user_cache_dir("msctx"))
-    if not path.is_absolute():
-        why = f"{VARIABLE}={given}: is not an absolute path" if given else f"{path}: there is no home folder"
-        raise NativeError(f"{why}; {ELSEWHERE}")
+    path = Path(os.path.expanduser(os.environ.get(VARIABLE) or user_cache_dir("msctx")))
+    if not path.is_absolute():  # or there is no home folder
+        raise NativeError(f"{path}: is not an absolute path; {ELSEWHERE}")
     return path
 
 
 def folder(*parts: str) -> Path:
     """The cache, or a folder in it, made where missing; refused as :func:`made` does."""
-    path = made(location(), ELSEWHERE)
+    path = made(location(), ELSEWHERE).joinpath(*parts)
     with naming(path):
-        for part in parts:
-            path /= part
-            path.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -66,21 +59,16 @@ def made(path: Path, do: str) -> Path:
 
 def check(path: Path, do: str = ELSEWHERE) -> None:
     """Raise the NativeError of a folder in which somebody else could have written."""
-    with naming(path, do):
-        if path.exists():
-            status = path.stat()
-            if not stat.S_ISDIR(status.st_mode):
-                raise NativeError(f"{path}: is not a folder; {do}")
-            if status.st_uid not in (0, os.geteuid()):
-                raise refused(path, "belongs to another user", do)
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise refused(path, "can be written by others", do)
+    with naming(path, do), suppress(FileNotFoundError):
+        if (status := path.stat()).st_uid not in (0, os.geteuid()):
+            raise refused(path, "belongs to another user", do)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise refused(path, "can be written by others", do)
 
 
 def usable() -> None:
     """Raise the NativeError with which a build would end because of the folder; writes nothing."""
-    place = location()
-    check(place)
+    check(place := location())
     found = next(folder for folder in [place, *place.parents] if folder.exists())
     if os.statvfs(found).f_flag & os.ST_NOEXEC:
         raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
@@ -122,43 +110,36 @@ def digest(*parts: Any) -> str:
 
 def cached(kind: str, name: str) -> Path | None:
     """The file, if it was made. Takes no lock and needs no right to write."""
-    place = location()
-    path = place / kind / name
-    check(place)
-    with naming(path):
-        if not path.is_file():
-            return None
+    check(place := location())
+    if not (path := place / kind / name).is_file():
+        return None
     with suppress(OSError):  # what is used stays
         os.utime(path)
     return path
 
 
 def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
-    """The file from the cache, else made by the only thread of all processes that makes anything."""
-    if (found := cached(kind, name)) is not None:
-        return found
+    """The file, made by the only thread of all processes that makes anything."""
     usable()
     path, lock = folder(kind) / name, FileLock(folder() / "building.lock", mode=0o600)
     with naming(path):
         try:
-            lock.acquire(timeout=1)
+            held = lock.acquire(timeout=1)
         except Timeout:
             say("another process is building kernels; waiting for it")
-            lock.acquire()
-        try:
+            held = lock.acquire()
+        with held:
             if not path.is_file():
                 write(path, make())
-        finally:
-            lock.release()
     with suppress(OSError, NativeError):
-        remove(KEEP_DAYS)
+        remove(days=30)
     return path
 
 
 def remove(days: int = 0) -> int:
     """Remove what nobody has used for so many days; returns how many bytes that were."""
     size, before = 0, time.time() + 1 - days * 86400
-    for path in [path for kind in KINDS for path in location().glob(f"{kind}/*")]:
+    for path in [path for kind in ("native", "cuda", "build") for path in location().glob(f"{kind}/*")]:
         with suppress(FileNotFoundError):  # another process tidies up, too
             if path.lstat().st_mtime < before:
                 size += sum(each.lstat().st_size for each in [path, *path.rglob("*")] if each.is_file())
@@ -168,6 +149,5 @@ def remove(days: int = 0) -> int:
 
 def say(line: str) -> None:
     """On standard error, if there is one."""
-    with suppress(AttributeError, OSError, ValueError):
-        sys.stderr.write(f"msctx: {line}\n")
-        sys.stderr.flush()
+    with suppress(OSError, ValueError):
+        print(f"msctx: {line}", file=sys.stderr, flush=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
 from msctx.native import core, counting, watched
-from msctx.options.conv_policy import PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
+from msctx.options.conv_policy import ALONG, PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
 IN_FORCE: dict[str, ConvPolicy] = {}
@@ -24,23 +23,23 @@ _lock = threading.Lock()
 
 
 def write(place: str, policy: ConvPolicy | None) -> None:
+    from msctx.native import tuning, tuning_file
+
     with _lock:
+        text = None
         if policy is None:
             IN_FORCE.pop(place, None)
-            if (library := core.loaded()) is None:
+            if core.loaded() is None:
                 return
-            library.c.msctx_set_policy(core.PLACES.index(place), None)
         else:
-            from msctx.native import tuning, tuning_file
-
             library, IN_FORCE[place] = LOAD[place](), policy
             counting.note(Tally)
             number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning.table(library, records, place, only_records=True) if records else 0
-            library.c.msctx_set_policy(core.PLACES.index(place), _json(policy, number, recording))
-        if measured := sys.modules.get("msctx.native.tuning"):
-            measured.keep(library)
+            text = _json(policy, number, recording)
+        core.load().c.msctx_set_policy(core.PLACES.index(place), text)
+        tuning.keep(core.load())
 
 
 @lru_cache(maxsize=64)
@@ -79,15 +78,11 @@ class ConvProblem:
         def text(shape: Shape) -> str:
             return "x".join(map(str, shape))
 
-        def along(values: Shape) -> str:
-            return str(values[0]) if len(set(values)) == 1 else text(values)
-
-        words = [f"{text(self.input)} * {text(self.weight)}", self.dtype]
-        words += ["transposed"] if self.transposed else []
-        words += [f"stride {along(self.stride)}"] if set(self.stride) - {1} else []
-        words += [f"padding {along(self.padding)}"] if set(self.padding) - {0} else []
-        words += [f"dilation {along(self.dilation)}"] if set(self.dilation) - {1} else []
-        words += [f"output_padding {along(self.output_padding)}"] if set(self.output_padding) - {0} else []
+        words = [f"{text(self.input)} * {text(self.weight)}", self.dtype, *["transposed"] * self.transposed]
+        for name, plain in zip(ALONG, (1, 0, 1, 0), strict=True):
+            values: Shape = getattr(self, name)
+            if {*values} - {plain}:
+                words.append(f"{name} {text(values if len({*values}) > 1 else values[:1])}")
         words += [f"groups {self.groups}"] if self.groups != 1 else []
         return ", ".join([*words, self.layout])
 
@@ -227,7 +222,12 @@ def _unmatched(rule: ConvRule) -> str:
 
 def _choice(entry: dict[str, Any]) -> Choice:
     """A row of the library, whose fields are those of a choice and of its problem."""
-    problem = _problem(entry["direction"], {field: entry.pop(field) for field in _WRITTEN})
+    texts = {one.name: entry.pop(one.name) for one in fields(ConvProblem)}
+    axes = max(1, texts["input"].count("x") - 1) if entry["direction"] != PRODUCT else 1
+    shapes = {name: _shape(texts[name]) for name in ("input", "weight", *ALONG)}
+    shapes |= {name: shapes[name] * axes for name in ALONG if len(shapes[name]) == 1}
+    other = {"groups": int(texts["groups"] or 1), "transposed": texts["transposed"] == "true"}
+    problem = ConvProblem(**{**texts, **shapes, **other})
     reasons = entry.pop("reasons")
     if again := entry.pop("computed_again"):
         reasons.append(
@@ -237,28 +237,8 @@ def _choice(entry: dict[str, Any]) -> Choice:
     return Choice(problem=problem, reasons=tuple(reasons), error=error, **entry)
 
 
-_ALONG = ("stride", "padding", "dilation", "output_padding")
-"""What a problem has along each axis."""
-_WRITTEN = ("input", "weight", *_ALONG, "groups", "transposed", "dtype", "layout")
-
-
-def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:
-    shape = _numbers(texts["input"])
-    axes = max(0, len(shape) - 2) if direction != PRODUCT else 0
-    return ConvProblem(
-        input=shape,
-        weight=_numbers(texts["weight"]),
-        **{name: _numbers(texts[name], axes) for name in _ALONG},
-        groups=int(texts["groups"] or 1),
-        transposed=texts["transposed"] == "true",
-        dtype=texts["dtype"],
-        layout=texts["layout"],
-    )
-
-
-def _numbers(text: str, axes: int = 0) -> Shape:
-    found = tuple(int(number) for number in text.split("x") if number)
-    return found * axes if len(found) == 1 and axes > 1 else found
+def _shape(text: str) -> Shape:
+    return tuple(int(number) for number in text.split("x") if number)
 
 
 counting.SOURCES[Tally] = IN_FORCE

@@ -20,17 +20,17 @@ class Held:
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
         self._held: AbstractContextManager[object] | None = None
-        self._holders = 0
+        self.holders = 0
         self._lock = threading.Lock()
 
     def want(self, count: int) -> None:
         """So many more holders, or fewer."""
         with self._lock:
-            self._holders += count
-            if self._holders and self._held is None:
+            self.holders += count
+            if self.holders and self._held is None:
                 (held := self._make()).__enter__()
                 self._held = held
-            elif not self._holders and self._held is not None:
+            elif not self.holders and self._held is not None:
                 held, self._held = self._held, None  # first: it may be interrupted, and is made again the next time
                 held.__exit__(None, None, None)
 

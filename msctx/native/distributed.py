@@ -8,12 +8,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
+from msctx.native.counting import Held
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _numbers = itertools.count(1)
@@ -117,11 +119,8 @@ class _Share:
 
 
 _here = _Here()
-_lock = threading.Lock()
 _plain: Any = None
 """DataLoader's own ``__iter__``."""
-_threads = 0
-"""How many threads share batches."""
 _shares: dict[tuple[int, int, tuple[int, ...]], _Share] = {}
 
 
@@ -131,16 +130,22 @@ def shared() -> dict[str, Any] | None:
 
 def share(requested: dict[str, Any] | None) -> None:
     """Share the batches of loaders over which this thread iterates: ``rank`` and ``ranks`` count the processes of this machine."""
-    global _plain, _threads
+    _sharing.want((requested is not None) - (_here.requested is not None))
+    _here.requested = requested
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
+    global _plain
     from torch.utils.data import DataLoader
 
-    with _lock:
-        _threads += (requested is not None) - (_here.requested is not None)
-        _here.requested = requested
-        if _threads and DataLoader.__iter__ is not _iterate:
-            _plain, DataLoader.__iter__ = DataLoader.__iter__, _iterate  # type: ignore[method-assign]
-        elif not _threads and DataLoader.__iter__ is _iterate:
-            DataLoader.__iter__ = _plain  # type: ignore[method-assign]
+    _plain, DataLoader.__iter__ = DataLoader.__iter__, _iterate  # type: ignore[method-assign]
+    yield
+    if DataLoader.__iter__ is _iterate:
+        DataLoader.__iter__ = _plain  # type: ignore[method-assign]
+
+
+_sharing = Held(_replaced)
 
 
 def _iterate(loader: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,15 +43,9 @@ def share_left_on_gpu() -> float:
 
 def free_bytes() -> int:
     """How many bytes this process can still have: what the system has left, or the tightest cap on the process."""
-    return min([_available(), *(max(0, cap - used) for used, cap in _group_caps())])
-
-
-def _available() -> int:
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    return min([available, *(max(0, cap - used) for used, cap in _group_caps())])
 
 
 def _group_caps() -> Iterator[tuple[int, int]]:
@@ -126,11 +119,9 @@ def write_caps(value: tuple[Cap, ...]) -> None:
     global _caps
     with _lock:
         both = min(len(_caps), len(value))
-        if _caps[:both] != value[:both]:  # the base has been changed
-            for number, before, wanted in zip(_numbers, _caps, value, strict=False):
-                if before != wanted:
-                    core.load().c.msctx_cap_set(number, *_limit(wanted, _counts(number)["current_bytes"]))
-        _caps = _caps[:both] if len(_caps) > both else value[:both]
+        for number, before, wanted in zip(_numbers, _caps, value, strict=False):
+            if before != wanted:  # the base has been changed
+                core.load().c.msctx_cap_set(number, *_limit(wanted, _counts(number)["current_bytes"]))
         while len(_numbers) > both:
             core.load().c.msctx_cap_close(_numbers.pop())
         for wanted in value[both:]:

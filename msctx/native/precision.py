@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,29 +76,31 @@ _contents: dict[int, str] = {}
 """Number of a combination → the digest of its content, the same in any process."""
 
 
-class _ActsOn(NamedTuple):
-    """The models that rules act on in a thread: those of the open contexts; while a checkpoint is computed again, those of its
-    forward pass, not those that are open around it.
+@dataclass(slots=True)
+class InForce:
+    """What a thread has in force, or had in the forward pass of a checkpoint.
+
+    *number*: of the combination, outside of modules that rules name. *models*: those that such rules act on: those of the open
+    contexts, or of the forward pass. *place*: of the innermost named module that runs.
     """
 
-    carried: frozenset[Model] = frozenset()
-    hidden: frozenset[Model] = frozenset()
-
-    def has(self, model: Model) -> bool:
-        return model in self.carried or (model in watched.OPEN and model not in self.hidden)
-
-    def models(self) -> frozenset[Model]:
-        return self.carried | (frozenset([*watched.OPEN]) - self.hidden)
+    policies: Policies
+    number: int = -1
+    models: Collection[Model] = field(default_factory=lambda: watched.OPEN)
+    place: watched.Place | None = None
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.policies: Policies = {}
-        self.around: list[tuple[Policies, _ActsOn]] = []  # the two around the checkpoints that are computed again
-        self.acts_on = _ActsOn()
+        self.stack = [InForce({})]  # the last one is in force; those before it are around checkpoints that are computed again
+        self.next: InForce | None = None  # the checkpoint that is about to be computed again
         self.reported: Policies | None = None  # whose autocast was
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
         self.tag: Any = None  # of the program before the first policy: its override, and the tag
+
+    @property
+    def now(self) -> InForce:
+        return self.stack[-1]
 
 
 here = _Here()
@@ -151,7 +153,9 @@ def policy_of(text: str) -> Policy:
 
 
 def combination_of(numbers: Mapping[str, int]) -> int:
-    """The number of a combination of policies; *numbers*: device → the policy's."""
+    """The number of a combination of policies, -1 for none; *numbers*: device → the policy's."""
+    if not numbers:
+        return -1
     policies = tuple(numbers.get(device, -1) for device in DEVICES)
     with _lock:
         if (number := _combined.get(policies)) is None:
@@ -165,25 +169,13 @@ def combination_of(numbers: Mapping[str, int]) -> int:
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-class Carried(NamedTuple):
-    """What is in force in a thread, for a checkpoint."""
-
-    number: int
-    policies: Policies
-    models: frozenset[Model]
-
-
 def number_here() -> int:
     """The number of the combination that is in force in this thread."""
     return int(core.load().c.msctx_precision_number())
 
 
-def carried() -> Carried:
-    return Carried(number_here(), dict(here.policies), here.acts_on.models())
-
-
-def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:
-    """An autocast has been entered or left (with *checkpoint*: to compute that again), or what is in force has changed.
+def note_autocast(device: Any = None) -> None:
+    """An autocast has been entered or left (the last one of a checkpoint, if that is next), or what is in force has changed.
 
     Compiled code is distinguished by what is in force and by what an autocast has overruled of it: in this process by a number that
     Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
@@ -191,12 +183,11 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     c, name_of = core.load().c, words()
     place = next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1)
     noted = c.msctx_precision_note_autocast(place)
-    while len(here.around) > c.msctx_precision_agains():
-        here.policies, here.acts_on = here.around.pop()
-    if checkpoint is not None:
-        noted = c.msctx_precision_again(checkpoint.number)
-        here.around.append((here.policies, here.acts_on))
-        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, frozenset([*watched.OPEN]))
+    del here.stack[c.msctx_precision_agains() + 1 :]
+    if here.next is not None:
+        noted = c.msctx_precision_again(here.next.number)
+        here.stack.append(here.next)
+        here.next = None
     if noted >= 0 <= place and noted >> place & 1:
         _report_autocast(DEVICES[place])
     _show(noted)
@@ -204,7 +195,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
 
 def _show(noted: int) -> None:
     """In the tag; *noted*: see msctx_precision_note_autocast."""
-    if noted == here.noted or not (here.policies or here.noted >= 0):
+    if noted == here.noted or not (here.now.policies or here.noted >= 0):
         return
     here.noted = noted
     number, overruled = divmod(noted, 1 << len(DEVICES))
@@ -214,9 +205,9 @@ def _show(noted: int) -> None:
 def _report_autocast(device: str) -> None:
     """One that is switched off is how programs exempt what they compute inside it."""
     word = words()[device]
-    policy = here.policies.get(device)
-    if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.policies:
-        here.reported = here.policies  # whoever traces the code has other filters of warnings each time
+    policy = here.now.policies.get(device)
+    if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.now.policies:
+        here.reported = here.now.policies  # whoever traces the code has other filters of warnings each time
         install(device)  # counts what runs inside it, also where the policy itself casts nothing
         requested = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
         dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
@@ -226,19 +217,18 @@ def _report_autocast(device: str) -> None:
         )
 
 
-def switch(number: int) -> int:
-    """Put a combination in force in this thread, between two autocasts; returns the one before."""
+def switch(number: int) -> None:
+    """Put a combination in force in this thread, between two autocasts."""
     c = core.load().c
-    before: int = c.msctx_precision_switch(number)
+    c.msctx_precision_switch(number)
     _show(c.msctx_precision_note_autocast(-1))
-    return before
 
 
 def pause(on: bool) -> None:
     """Pause the policies of this thread while an optimizer steps, but for what records a graph; or go on."""
     core.load().c.msctx_precision_pause(on)
     if not on:  # it has changed the weights
-        for policy in here.policies.values():
+        for policy in here.now.policies.values():
             policy.thaw()
 
 
@@ -258,6 +248,11 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
 
 
+_of_process, _by_thread = SimpleNamespace(tag=None), dict[int, str]()
+"""Where there is one tag for the process: what was found of it, as ``_Here.tag``, and what each thread requests."""
+_tag_lock = threading.RLock()
+
+
 class _Disabling(Forced):
     """Whether torch's caches are off in every thread: as an option requests it, or since threads request different things."""
 
@@ -269,23 +264,20 @@ class _Disabling(Forced):
     def save(self) -> tuple[Any, ...]:
         return self.requested, *super().save()[1:]
 
-    def write(self, value: bool) -> None:
-        self.load((value, None, None))
+    @property
+    def forced(self) -> Any:
+        return True if len({*filter(None, _by_thread.values())}) > 1 else self.requested
 
-    def load(self, state: tuple[Any, ...]) -> None:
+    @forced.setter
+    def forced(self, value: Any) -> None:
+        self.requested = value
+
+    def _enforce(self, own: Any = None) -> None:
         with _tag_lock:
-            self.requested, own, thread = state
-            self.enforce(own if thread is threading.current_thread() else None)
-
-    def enforce(self, own: Any = None) -> None:
-        self.forced = True if len({*filter(None, _by_thread.values())}) > 1 else self.requested
-        self._enforce(own)
+            super()._enforce(own)
 
 
 DISABLING = _Disabling(config.__name__, DISABLED, bool)
-_of_process, _by_thread = SimpleNamespace(tag=None), dict[int, str]()
-"""Where there is one tag for the process: what was found of it, as ``_Here.tag``, and what each thread requests."""
-_tag_lock = threading.Lock()
 
 
 def _distinguish(content: str) -> None:
@@ -296,7 +288,7 @@ def _distinguish(content: str) -> None:
     with _tag_lock:
         _by_thread[threading.get_ident()] = content
         _put_tag(_of_process, "".join(sorted({*_by_thread.values()})))
-        DISABLING.enforce()
+        DISABLING._enforce()
 
 
 def _put_tag(where: Any, content: str) -> None:

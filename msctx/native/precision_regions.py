@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial, wraps
 from types import FrameType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch.amp import GradScaler
 from torch.backends import mha
@@ -32,43 +32,31 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class _Entry(NamedTuple):
-    """The call of a named module that runs: what it puts in force, and what was before."""
-
-    place: watched.Place
-    policies: precision.Policies
-    before: int
-    number: int
-
-
-def _leave(entry: _Entry) -> None:
-    """Restore what was in force before, unless somebody else has put something in force since."""
-    policies = precision.here.policies
-    if policies is not entry.policies:  # a context was left open inside, or the base was changed
-        precision.switch(_number(policies, [other for other in _entries() if other is not entry]))
-    elif entry.before != entry.number and (found := precision.switch(entry.before)) != entry.number:
-        precision.switch(found)  # without what an autocast overrules of it
-
-
-def _entries() -> list[_Entry]:
-    """Those of this thread, the outermost first."""
-    return [entry for call in module_calls.here.calls for leave, entry in call.leaves if leave is _leave]
-
-
 def _enter(module: nn.Module, call: module_calls.Call) -> None:
-    here, place = precision.here, call.place
-    if place is None:
-        return
-    policies, acts_on, moment, number = place.inside
-    if policies is not here.policies or acts_on is not here.acts_on or moment != watched.times:
-        policies, number = here.policies, _inside(place, here.policies)
-        place.inside = policies, here.acts_on, watched.times, number
-    if number is not None:
-        before = precision.number_here()
-        call.leaves.append((_leave, _Entry(place, policies, before, number)))
-        if number != before:
-            _look_for_export()
-            precision.switch(number)
+    if call.place is not None and (number := _inside(call.place)) is not None:
+        now = precision.here.now
+        call.leaves.append((_leave, (now, now.place)))
+        now.place = call.place
+        _look_for_export()
+        _switch(number)
+
+
+def _leave(entered: tuple[precision.InForce, watched.Place | None]) -> None:
+    now, around = entered
+    now.place = around
+    _switch(number_wanted())
+
+
+def _switch(number: int) -> None:
+    if number != precision.number_here():
+        precision.switch(number)
+
+
+def number_wanted() -> int:
+    """What the policies of this thread come to: inside the module whose forward pass is running, if their rules name one."""
+    now = precision.here.now
+    number = _inside(now.place) if now.place is not None else None
+    return now.number if number is None else number
 
 
 def _look_for_export() -> None:
@@ -86,13 +74,16 @@ _LOST = (
 )
 
 
-def _inside(place: watched.Place, policies: precision.Policies) -> int | None:
-    """The number of *policies* inside a module; ``None``: no rule acts on it."""
-    key, acts_on = tuple(policies.items()), precision.here.acts_on
-    for model, path in reversed(place.paths.items()):
-        if acts_on.has(model) and (number := _named(path, key)) is not None:
-            return number
-    return None
+def _inside(place: watched.Place) -> int | None:
+    """The number of the policies in force inside a module; ``None``: no rule acts on it."""
+    now = precision.here.now
+    policies, models, moment, number = place.inside
+    if policies is not now.policies or models is not now.models or moment != watched.times:
+        key = tuple(now.policies.items())
+        found = (_named(path, key) for model, path in reversed(place.paths.items()) if model in now.models)
+        number = next((one for one in found if one is not None), None)
+        place.inside = now.policies, now.models, watched.times, number
+    return number
 
 
 @lru_cache(1 << 16)
@@ -107,28 +98,16 @@ def _name(path: str, policy: precision.Policy) -> str | None:
     return path if path in policy.modules else next((name for name in policy.modules if fnmatchcase(path, name)), None)
 
 
-def number_of(policies: precision.Policies) -> int:
-    """What these policies come to here: inside the module whose forward pass is running, if their rules name one."""
-    module_calls.drop_ended()
-    return _number(policies, _entries())
-
-
-def _number(policies: precision.Policies, entries: list[_Entry]) -> int:
-    number = _inside(entries[-1].place, policies) if entries else None
-    if number is not None:
-        return number
-    return precision.combination_of({device: policy.number for device, policy in policies.items()}) if policies else -1
-
-
 # --- compiled code ----------------------------------------------------------------------------------------------------
 
 
 def _is_named(module: nn.Module) -> bool:
     """Whether a rule names a module, which is not the one that is compiled as a whole, inside its rules."""
-    policies = tuple(precision.here.policies.items())
+    now = precision.here.now
+    policies = tuple(now.policies.items())
     if not any(policy.modules for _, policy in policies) or (place := watched.place_of(module)) is None:
         return False
-    if any(entry.place.module is place.module for entry in _entries()[-1:]):
+    if now.place is not None and now.place.module is place.module:
         return False
     return any(_named(path, policies) is not None for path in place.paths.values())
 
@@ -256,7 +235,7 @@ def policies_changed() -> None:
     """What is in force in this thread is another; a step that raised has not ended itself."""
     if _here.steps:
         _in_steps(0)
-    before, _here.is_low = _here.is_low, any(policy.means.needs_scaler for policy in precision.here.policies.values())
+    before, _here.is_low = _here.is_low, any(policy.means.needs_scaler for policy in precision.here.now.policies.values())
     if _here.is_low and not before:
         _here.begun = _here.stepped = _halves()
         _here.has_warned = False

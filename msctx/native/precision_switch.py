@@ -5,24 +5,20 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import checkpoint
 
 from msctx.dynamo import passed_over
-from msctx.errors import NativeError
-from msctx.native import core, counting, precision, precision_regions
+from msctx.native import core, counting, module_calls, precision, precision_regions
 from msctx.native.counting import Held
 from msctx.native.precision import Policy
 from msctx.options.precision_rules import LEAVE, precision_of
-from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ class State:
 
 def read(device: str) -> str | None:
     """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
-    policy = precision.here.policies.get(device)
+    policy = precision.here.now.policies.get(device)
     if policy is None:
         return None
     word = precision.words()[device]
@@ -56,9 +52,9 @@ def read(device: str) -> str | None:
 
 def save(device: str) -> State:
     word, known = precision.words()[device], None
-    if precision.here.policies:
+    if precision.here.now.policies:
         core.load().c.msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
-    policy = precision.here.policies.get(device)
+    policy = precision.here.now.policies.get(device)
     return State(policy, torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
 
 
@@ -88,105 +84,39 @@ def write(device: str, text: str) -> None:
 
 
 def _put(device: str, policy: Policy | None) -> None:
-    with _lock:
-        _enter({name: p for name, p in {**precision.here.policies, device: policy}.items() if p is not None})
-    _tidy()
+    """For the kernels, for the guards of compiled code, and for what is kept of that on disk."""
+    now = precision.here.now
+    after = {name: one for name, one in {**now.policies, device: policy}.items() if one is not None}
+    for one in (*now.policies.values(), *after.values()):
+        one.thaw()
+    now.policies, now.number = after, precision.combination_of({name: one.number for name, one in after.items()})
+    _install()
+    module_calls.drop_ended()
+    core.load().c.msctx_precision_switch(precision_regions.number_wanted())
+    precision_regions.policies_changed()
 
 
-def _enter(after: precision.Policies) -> None:
-    """Enter what is in force: for the kernels, for the guards of compiled code, and for what is kept of that on disk."""
-    before = precision.here.policies
-    for policy in (*before.values(), *after.values()):
-        policy.thaw()
-    _want(after.values())
-    try:
-        number = precision_regions.number_of(after)
-    except NativeError:
-        before, after = after, before
-        raise
-    else:
-        core.load().c.msctx_precision_switch(number)
-    finally:
-        for policy in before.values():
-            if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
-                _here.policies.remove(policy)
-        _release([*before.values()])
-        precision.here.policies = after
-        precision_regions.policies_changed()
-
-
-# --- what is needed ---------------------------------------------------------------------------------------------------
-
-numbers: Counter[int] = Counter()
-"""Number of a policy → in how many threads it is in force."""
-
-
-class _Life:
-    """Goes with its thread."""
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.policies: list[Policy] = []
-        self.next: precision.Carried | None = None  # the checkpoint that is about to be computed again
-        self.life = _Life()
-        weakref.finalize(self.life, _ended, self.policies).atexit = False
-
-
+numbers: set[int] = set()
+"""Of the policies that are in force in any thread, or around a checkpoint there."""
+_threads: WeakKeyDictionary[threading.Thread, list[Policy]] = WeakKeyDictionary()
 _lock = threading.Lock()
-"""Held while what is installed changes, taken by ``with`` itself: a signal's handler that raises leaves none held."""
-_jobs: deque[Callable[[], None]] = deque()
-"""Of finalizers, which may run in any line of any thread, also of one that holds the lock: they do not wait for it."""
+"""Held while what is installed changes."""
 
 
-def _later(job: Callable[[], None]) -> None:
-    """For finalizers: at once, unless somebody holds the lock, who does it afterwards."""
-    _jobs.append(job)
-    _tidy()
-
-
-def _tidy() -> None:
-    """Do what waits, unless somebody holds the lock."""
-    while _jobs:
-        with uninterrupted():
-            if not _lock.acquire(blocking=False):
-                return
-            try:
-                while _jobs:
-                    _jobs.popleft()()
-            finally:
-                _lock.release()
-
-
-def _need(policies: Iterable[Policy], more: int) -> None:
-    """So many more times, or fewer. The caller holds the lock."""
-    found = [*policies]
-    precision_regions.in_modules.want(more * sum(bool(policy.modules) for policy in found))
-    _autocasts.want(more * len(found))
-
-
-def _want(policies: Iterable[Policy]) -> None:
-    """They are about to be put in force in this thread. The caller holds the lock; so does that of release."""
-    found = [*policies]
-    numbers.update(number for policy in found for number in policy.numbers)
-    counting.note(Tally)  # only now: a context that opens meanwhile finds them in force, or is called here
-    _here.policies += found
-    _need(found, 1)
-
-
-def _release(found: list[Policy]) -> None:
-    _need(found, -1)
-    numbers.subtract(number for policy in found for number in policy.numbers)
-    for number in [number for number, threads in numbers.items() if not threads]:
-        del numbers[number]
-
-
-def _ended(policies: list[Policy]) -> None:
-    if policies:
-        _later(partial(_release, policies))
-
-
-_here = _Here()
+def _install() -> None:
+    """What the policies of this thread and of all others need, before they are in force."""
+    here = precision.here
+    with _lock:
+        around = [*here.stack, *filter(None, [here.next])]
+        _threads[threading.current_thread()] = [policy for one in around for policy in one.policies.values()]
+        found = [policy for thread, policies in _threads.items() if thread.is_alive() for policy in policies]
+        wanted = {number for policy in found for number in policy.numbers}
+        if not wanted <= numbers:
+            numbers.update(wanted)
+            counting.note(Tally)
+        numbers.intersection_update(wanted)
+        for held, wants in ((precision_regions.in_modules, any(p.modules for p in found)), (_autocasts, bool(found))):
+            held.want(wants - held.holders)
 
 
 # --- autocasts and checkpoints ----------------------------------------------------------------------------------------
@@ -203,26 +133,18 @@ class Arguments(dict[str, Any]):
     That they are taken, by ``**``, shows that the checkpoint is about to be computed again.
     """
 
-    _release: Callable[[], None] | None = None  # a signal's handler may raise before there is one
-
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
-        self.carried = precision.carried()
-        with _lock:  # it needs what its policies need, also after the block
-            _need(self.carried.policies.values(), 1)
-            self._release = partial(_need, self.carried.policies.values(), -1)
-        _tidy()
+        now = precision.here.now
+        self.carried = precision.InForce(now.policies, precision.number_here(), frozenset(now.models))
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not request the keys
         return super().__iter__()
 
     def keys(self) -> Any:
-        _here.next = self.carried
+        precision.here.next = replace(self.carried)
+        _install()
         return super().keys()
-
-    def __del__(self) -> None:
-        if self._release is not None:
-            _later(self._release)
 
 
 @contextmanager
@@ -232,11 +154,14 @@ def _replaced() -> Iterator[None]:
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
         set_cache(*args, **kwargs)
         caller = sys._getframe(1).f_locals.get("self")
-        _note(caller.device if isinstance(caller, torch.autocast) else None)
+        depth = len(precision.here.stack)
+        precision.note_autocast(caller.device if isinstance(caller, torch.autocast) else None)
+        if len(precision.here.stack) < depth:  # a checkpoint has been computed again
+            _install()
 
     def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
         device, cpu = arguments_of(*args, **kwargs)
-        return device, Arguments(cpu) if precision.here.policies else cpu
+        return device, Arguments(cpu) if precision.here.now.policies else cpu
 
     passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
     ours = (torch, set_autocast_cache_enabled, set_cache), (checkpoint, _get_autocast_kwargs, arguments_of)
@@ -252,11 +177,6 @@ def _replaced() -> Iterator[None]:
 
 
 _autocasts = Held(_replaced)
-
-
-def _note(device: Any) -> None:
-    checkpoint, _here.next = _here.next, None
-    precision.note_autocast(device, checkpoint)
 
 
 @dataclass(frozen=True, slots=True)

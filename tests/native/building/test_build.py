@@ -1,10 +1,8 @@
 """The core is built once, by one process, and again when something changed; nothing half done is left, loaded or kept for ever."""
 
 import os
-import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -89,7 +87,6 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
         patch.delenv("CXX")
-        patch.setitem(sys.modules, "ninja", None)
         there = native.build()
         assert (there.origin, there == native.found()) == ("from the wheel", True)
         assert native.obstacle() == ""
@@ -98,16 +95,12 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
     monkeypatch.setattr(torch, "__version__", "9.9.9+cu130")
     native._is_there.cache_clear()
     assert native.found() is None
-    for missing, why in (("CXX", "no C++ compiler (set CXX, or install g++ or clang++)"), ("ninja", "pip install ninja")):
-        with monkeypatch.context() as patch:
-            if missing == "CXX":
-                patch.setenv("PATH", "")
-                patch.delenv("CXX")
-            else:
-                patch.setitem(sys.modules, "ninja", None)
-            assert native.obstacle().endswith(why)
-            with pytest.raises(NativeError, match=re.escape(why)):
-                native.build()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        patch.delenv("CXX")
+        assert native.obstacle().startswith("no C++ compiler")
+        with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
+            native.build()
     other = native.build()
     assert (other.kernels, other.origin) == (there.kernels, "kernels from the wheel, glue built here")
     assert other.glue.parent == cache / "native"
