@@ -34,7 +34,7 @@ ENTRIES = (
         "OpType::MatMul:InputDtype:int8,float16",
     ),
     (
-        ("op_debug_config", "check_flag has no meaning on a CPU", "op_debug_config=oom"),
+        ("op_debug_config", "check_flag: a CPU's kernels have no pipelines", "op_debug_config=oom"),
         "op_debug_config=check_flag",
         "op_debug_config=oom,check_flag",
     ),

@@ -9,10 +9,10 @@ from typing import Any
 from msctx.options import DEVICES, known_to_ge
 from msctx.options.conv_policy import RULES, rules_of
 from msctx.options.policies import Kernels
-from msctx.themes.base import On, once
+from msctx.themes.base import On, once, reason
 
 SPEED_UP = "parallel_speed_up_json_path"
-LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
+LEFT_TO_NPU = "torchair's graphs are left to torch_npu"
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
 
@@ -82,8 +82,9 @@ def search(on: On) -> tuple[tuple[str, Any], ...]:
 
 # --- CANN's graph engine ----------------------------------------------------------------------------------------------
 
-GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
-ONCE = "the engine is initialised with the first of them, and keeps what it got then"
+ALONE = reason("only for functions of msctx.jit", "set mode=GRAPH_MODE for modules, which run eagerly without")
+GRAPHS = "acts on torchair's graphs"
+ONCE = "the engine keeps what its first graph brought"
 WITH_GRAPHS = (
     *("jit_compile", "atomic_clean_policy", "host_scheduling_max_threshold", "buffer_optimize", "stream_max_parallel_num"),
     *("ac_parallel_enable", "input_fusion_size", "enable_small_channel", "op_debug_level", "op_debug_config", "debug_dir"),
@@ -97,9 +98,7 @@ WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 ALLOW_HF32 = "ge.exec.allow_hf32"
 """CANN's key for two options, with a digit for each."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
-DIGITS = (
-    f"{ALLOW_HF32} has a digit for convolutions and one for matmuls; - stands for torch_npu's flag when a graph is compiled"
-)
+DIGITS = f"{ALLOW_HF32}: a digit for convolutions, one for matmuls; - is torch_npu's flag"
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
 """What torchair initialises the engine with, whatever is set."""

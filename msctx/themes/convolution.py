@@ -44,7 +44,7 @@ OF_GRADIENTS = {
 }
 """The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
 FALLBACK = {
-    "warn": "torch's own path runs, with one warning for each problem",
+    "warn": "torch's own path runs, with a warning each",
     "error": "the call raises, with every candidate and all of its reasons",
     "silent": "torch's own path runs; only choices() shows it",
 }
@@ -155,7 +155,7 @@ calls kernels past the dispatcher; max_autotune takes Triton's kernels in place 
 with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
-HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+HALF_ON_CUDA = "also for float16 and bfloat16"
 ON_CPU_ALONE = reason("it is computed only on the CPU", "compare with tensors that are moved there")
 NO_PARTS = "it emulates float32, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
@@ -164,19 +164,13 @@ ON_NPU = ("fp16x3", "strict")
 NO_OTHER = f"an NPU has only {' and '.join(ON_NPU)}"
 HALF_ALONE = "this chip multiplies only float16; fp16x3 has errors like float32's"
 COMPILED = "jit_compile={} has CANN compile matmuls, which adds in an order of its choice"
-SMALL_BY_NORMAL = (
-    "they run what normal takes; faster where large strided windows need the gradient of the images; the forward pass and weight "
-    "gradient of usual first layers stay on torch's own path"
-)
+SMALL_BY_NORMAL = "they run what normal takes, faster for gradients of images under large strided windows"
 SMALL_BY_TIME = "they run what performance takes: torch's own path, or a faster algorithm of cuDNN"
-NO_BOUND = (
-    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, "
-    "states no bound"
-)
+NO_BOUND = "no algorithm with a larger bound is chosen; PyTorch's own path states none"
 OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
 ON_CUDA = {
-    "direct": "by msctx's kernel, for depthwise convolutions: cuDNN never implemented it",
-    "winograd": f"{HALF_ON_CUDA}; cuDNN has no fused winograd for Hopper",
+    "direct": "by msctx's depthwise kernel",
+    "winograd": f"{HALF_ON_CUDA}; cuDNN fuses none for Hopper",
 }
 
 
@@ -420,7 +414,7 @@ def _max_error(on: On, setting: Setting) -> Outcome:
         return outcome
     taken = ", ".join(dict.fromkeys(named))
     if len(named) == len(mine):
-        return inert(f"overridden by {taken}; an algorithm that is named runs whatever its bound")
+        return inert(f"overridden by {taken}; named algorithms have no bound")
     if named:
         chosen = "normal, performance, thread_invariant and batch_invariant"
         differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]

@@ -10,7 +10,7 @@ from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import Excludes, Needs, Rule, When
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined, translates
-from msctx.themes.common import ONCE, apart, debug_words, engine_options, kernels, with_graphs
+from msctx.themes.common import apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
     "op_debug_config",
@@ -57,29 +57,27 @@ RULES: tuple[Rule, ...] = (
 )
 # fmt: on
 
-COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps only the sum of some patterns"
+COUNTED = "matches that take effect are counted; in cached code only sums"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
-BINARIES = "the binaries stay in inductor's cache folder"
-NO_PIPELINES = "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise"
+BINARIES = "binaries stay in inductor's cache"
+NO_PIPELINES = "check_flag: a CPU's kernels have no pipelines"
 DIFFERS: dict[str, dict[str, str]] = {
     "oom": {
         "cpu": "",
-        "cuda": "an index out of bounds ends the CUDA context; CUDA_LAUNCH_BLOCKING=1 names the operator, and compute-sanitizer the "
-        "address",
-        "ascend": "torch_npu checks its own kernels",
+        "cuda": "a wrong index ends the CUDA context",
+        "ascend": "torch_npu checks its kernels",
     },
     "dump_cce": dict.fromkeys(DEVICES, BINARIES),
     "dump_loc": dict.fromkeys(DEVICES, BINARIES),
     "ccec_O0": {
         "cpu": "inductor's -O0 comes with -g",
-        "cuda": "inductor's -O0 comes with -g; of Triton's kernels, those that this process compiles itself are not optimised by "
-        "ptxas",
+        "cuda": "-O0 implies -g, and ptxas optimises nothing compiled here",
         "ascend": "inductor's -O0 comes with -g; kernels of CANN are unchanged",
     },
     "check_flag": {
         "cpu": "",
-        "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
-        "ascend": "torch_npu has no check_flag for eager operators; CANN's graph engine gets the file",
+        "cuda": "races are found in eager operators",
+        "ascend": "check_flag: only CANN's graph engine",
     },
 }
 """Word of op_debug_config → device → what differs."""
@@ -155,7 +153,7 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     reasons = [COUNTED] if setting.value else []
     if on.device == "ascend":
         found["torch.npu.engine_options"] = engine_options(on)
-        reasons.append(f"CANN counts its own in graphs that torchair (torch_npu's compiler) makes; {ONCE}")
+        reasons.append("CANN counts those of its graphs")
     return honoured(found, joined(*reasons))
 
 
@@ -171,7 +169,7 @@ def _debug_level(on: On, setting: Setting) -> Outcome:
     } | apart(on)
     if on.device != "ascend":
         return honoured(found)
-    traced = "of torchair's graphs, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
+    traced = "of torchair's graphs only what Dynamo and AOTAutograd trace is logged and checked"
     return approximated(found, traced)
 
 
@@ -202,6 +200,5 @@ def _max_call_depth(on: On, setting: Setting) -> Outcome:
     assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}
     return approximated(
         assignments,
-        "nested module calls are counted; plain Python functions have Python's own limit; Python 3.12 also has a fixed one, some "
-        "230 modules deep",
+        "module calls are counted, not Python functions; Python 3.12 stops some 230 modules deep",
     )

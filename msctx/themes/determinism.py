@@ -63,11 +63,10 @@ CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
 AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
-NOT_FILLED = "torch_npu does not fill new memory: what is read before it is written may differ"
+NOT_FILLED = "torch_npu does not fill new memory"
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
-NEITHER = "sums (products of a vector in compiled code, too); nor for sigmoid, SiLU, GELU, normalisations"
 GO_ON = reason("the generators continue after the block", "set seed_scope=True to restore them")
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
@@ -102,7 +101,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
         "ascend": NPU_ON if is_on else {},
     }
     variables = [name for name in READ_ONCE if f"env.{name}" in by_device[on.device]]
-    once = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
+    once = f"{STAYS}: libraries read {', '.join(variables)} once" if variables else ""
     if on.device == "ascend" and torch_wide.get("torch.deterministic.fill_uninitialized_memory"):
         return approximated(torch_wide | by_device[on.device], f"{NOT_FILLED}; {once}")
     return honoured(torch_wide | by_device[on.device], once)
@@ -123,8 +122,7 @@ def _deterministic_except(on: On, setting: Setting) -> Outcome:
         return refused(on.facts.native)
     return approximated(
         {"observers.deterministic_except": DeterministicExcept(tuple(setting.value.split()))},
-        "torch's flag is the process's: what another thread computes then is left out, too; libraries keep what deterministic=ON set "
-        "for them, and compiled code what it was compiled for",
+        "other threads are left out then, too; libraries and compiled code stay as they are",
     )
 
 
@@ -139,12 +137,11 @@ def _invariant(on: On, setting: Setting) -> Outcome:
     assignments, lacking = dict[str, Any](assignments_of(on)) | {"torch.inductor.keeps_products": True}, ""
     is_of_batch = setting.option.name == "batch_invariant"
     if is_of_batch and on.get("mode") == 0:
-        lacking = f"; nor for other compiled code, since {on.facts.inductor}" if on.facts.inductor else ""
+        lacking = f"; not for other compiled code: {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
-    by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
-    how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
-    others = "what adds over the batch" if is_of_batch else "the gradients of biases"
-    differs = f"holds for convolutions, attention, LSTM and matmuls; {how}; not for {NEITHER} and {others}{lacking}"
+    by_mkl = f"MKL's strict mode {STAYS}"
+    how = f"msctx's own kernels run: {on.facts.mkl}" if on.facts.mkl else by_mkl
+    differs = f"holds only for convolutions, attention, LSTM and matmuls; {how}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 

@@ -122,16 +122,13 @@ def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
         return honoured(cause=TORCHS)
     assignments = {"torch.num_interop_threads": setting.value}
-    once = f"{STAYS}: torch takes it once in a process"
+    once = f"it {STAYS}: torch takes it once"
     if on.device == "cpu":
         return honoured(assignments, once)
-    return approximated(assignments, f"sets the host's pool for independent operators; the program makes its streams; {once}")
+    return approximated(assignments, f"sets the host's pool, no streams; {once}")
 
 
 @translates("flush_denormal")
 def _flush_denormal(on: On, setting: Setting) -> Outcome:
-    differs = (
-        "holds in the thread that enters, its pool, and threads begun inside; threads that run already (those of a data loader, for "
-        "instance) keep theirs"
-    )
+    differs = "holds in this thread, its pool, and threads begun inside; other threads keep theirs"
     return approximated({"torch.flush_denormal": setting.value}, differs)

@@ -8,7 +8,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int, TextKind
 from msctx.options.option import ascend_option, session_option
 from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused, translates
 from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
 
 
@@ -85,10 +85,9 @@ FEWER_MESSAGES = "parallel_speed_up_json_path.enable_task_opt"
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
-ALONE = "without a process group there is no communication"
-DDP = "gradients of DistributedDataParallel models that ctx.watch names"
-FSDP = "FSDP2 modules of models that ctx.watch names, in the order in which they were registered"
-IN_CODE = "collectives in code that torch.compile makes"
+DDP = "gradients of watched DistributedDataParallel models"
+FSDP = "watched FSDP2 modules, in registration order"
+IN_CODE = "collectives in compiled code"
 AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
 
@@ -97,7 +96,7 @@ translates("parallel_speed_up_json_path")(
     lambda on, setting: honoured(cause="its keys are separate options") if setting.value else as_it_is()
 )
 translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")(
-    lambda on, setting: honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
+    lambda on, setting: honoured({"models.gathered_ahead_forward": setting.value}, FSDP)
 )
 
 
@@ -114,7 +113,7 @@ def _gradients(on: On, setting: Setting) -> Outcome:
     postponing = [name for name in (GRADIENTS, HCOM) if on.get(name) is False]
     if setting.value and postponing:
         return inert(f"overridden by {postponing[0]}=False")
-    return honoured({"models.gradients_postponed": bool(postponing)}, f"{DDP}; {ALONE}")
+    return honoured({"models.gradients_postponed": bool(postponing)}, DDP)
 
 
 @translates(FEWER_MESSAGES)
@@ -126,7 +125,7 @@ def _fewer_messages(on: On, setting: Setting) -> Outcome:
         "torch.inductor.bucket_reduce_scatters_fx": which,
         "torch.inductor.bucket_all_reduces_fx": which,
     }
-    return _compiled(on, setting, found, f"{DDP}; {IN_CODE}; {ALONE}")
+    return _compiled(on, setting, found, f"{DDP}; {IN_CODE}")
 
 
 @translates(RECOMPUTE, MATMUL)
@@ -141,14 +140,14 @@ def _reordered(on: On, setting: Setting) -> Outcome:
     if setting.value and deterministic:
         if not is_recompute:
             return refused(DETERMINISTIC)
-        return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}; {ALONE}")
+        return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}")
     if is_recompute:
         found["models.gathered_ahead_backward"] = setting.value
     differs = AS_ONE if setting.value else ""
     if not setting.value and moves:
         differs = f"{AS_ONE}: {MATMUL if is_recompute else RECOMPUTE} is on"
     where = f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE
-    return _compiled(on, setting, found, f"{where}; {ALONE}", differs)
+    return _compiled(on, setting, found, where, differs)
 
 
 @translates("parallel_speed_up_json_path.enable_concat_eliminate_opt")
@@ -168,8 +167,8 @@ def _fused(on: On, setting: Setting) -> Outcome:
     if setting.value in (1, 2):
         return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
     found = {"torch.inductor._micro_pipeline_tp": setting.value == 3}
-    needs = "matmuls during an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
-    return _compiled(on, setting, found, f"{IN_CODE}; {ALONE}", needs if setting.value else "")
+    needs = "one group's all-gathers and reduce-scatters, after enable_symm_mem_for_group"
+    return _compiled(on, setting, found, IN_CODE, needs if setting.value else "")
 
 
 UNSAFE = {
@@ -190,23 +189,19 @@ def _unsafe(on: On, setting: Setting) -> Outcome:
     return refused(*UNSAFE[setting.option.name]) if setting.value else as_it_is()
 
 
-NO_STREAMS = "a CPU has no streams and no events to wait for; hccl_timeout limits how long collectives wait"
-FIRST_GROUP = "torch_npu gives it to the device with the first process group of HCCL"
+NO_STREAMS = reason("a CPU has no streams and no events to wait for", "hccl_timeout limits how long collectives wait")
+FIRST_GROUP = "with HCCL's first process group"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has its own limit (ACL_DEVICE_SYNC_TIMEOUT)"
-NO_LIMIT = "CUDA limits no stream's wait for an event; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
-BY_POLLING = (
-    "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
-    "item(), waits inside torch, for a torch.Event or for a whole device have no limit"
-)
+NO_LIMIT = "CUDA limits no stream's wait; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
+BY_POLLING = "only synchronize() of streams and events is limited, and polls; not item(), torch.Event, whole devices"
 BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
-BY_NCCL = "NCCL's watchdog ends the process and raises nothing; the Flight Recorder and torchfrtrace name the missing rank"
+BY_NCCL = reason(
+    "NCCL's watchdog ends the process and raises nothing", "the Flight Recorder and torchfrtrace name the missing rank"
+)
 
 AFTER_HCCL = 30
 """Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
-WATCHDOG = (
-    f"torch_npu's watchdog (the process group's timeout) ends the process {AFTER_HCCL} s later; HCCL logs first what it waited for; "
-    "without any limit (0) torch_npu warns all the same"
-)
+WATCHDOG = f"torch_npu ends the process {AFTER_HCCL} s later"
 
 
 @translates("hccl_timeout")
@@ -217,7 +212,7 @@ def _hccl_timeout(on: On, setting: Setting) -> Outcome:
     assignments: dict[str, Any] = {"torch.distributed.timeout": limit}
     if on.device == "ascend":
         assignments["env.HCCL_EXEC_TIMEOUT"] = str(setting.value)
-        return honoured(assignments, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
+        return honoured(assignments, f"{STAYS}: HCCL reads HCCL_EXEC_TIMEOUT once; {WATCHDOG}")
     return approximated(assignments, BY_GLOO if on.device == "cpu" else BY_NCCL)
 
 
@@ -227,7 +222,7 @@ def _op_wait_timeout(on: On, setting: Setting) -> Outcome:
         return refused(NO_STREAMS) if on.device == "cpu" else _of_events(on, setting)
     return honoured(
         {"env.HCCL_EVENT_TIMEOUT": str(setting.value)},
-        f"{STAYS}, since torch_npu reads it once: HCCL_EVENT_TIMEOUT; {FIRST_GROUP}",
+        f"{STAYS}: torch_npu reads HCCL_EVENT_TIMEOUT once, {FIRST_GROUP}",
     )
 
 

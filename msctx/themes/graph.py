@@ -16,7 +16,7 @@ from msctx.options.rules import NOT_MEASURED, OF_INFERENCE, TRUE, Excludes, Forb
 from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused, translates
 from msctx.themes.cache import cache
-from msctx.themes.common import GRAPHS, ONCE, apart, engine_options, search
+from msctx.themes.common import ALONE, GRAPHS, ONCE, apart, engine_options, search
 from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
 from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
 
@@ -140,11 +140,10 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 STRICT, LAX = 0, 2
-BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
-CAPTURED = f"{BY_TORCHAIR}; here code is only captured, and the call returns None"
+BY_TORCHAIR = "torchair compiles graphs when they first run"
+CAPTURED = f"only captured here; {BY_TORCHAIR}"
 UNNAMED = "batches have no names in PyTorch: input_shape applies to tensors in their order"
 GRADIENTS = "in the functions that msctx.grad and msctx.value_and_grad return"
-ALONE = "only for functions of msctx.jit: without mode=GRAPH_MODE modules run eagerly"
 OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 LEVEL = "graph_kernel_flags.opt_level"
 TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
@@ -278,7 +277,7 @@ def _mode(on: On, setting: Setting) -> Outcome:
 @translates("jit_syntax_level")
 def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend" and setting.value != STRICT:
-        return compiled(on, differs=f"{BY_TORCHAIR}; what it cannot compile is an error then")
+        return compiled(on, differs=f"{BY_TORCHAIR}; errors come then")
     return compiled(on, differs="COMPATIBLE acts as LAX" if setting.value == 1 else "")
 
 
@@ -297,8 +296,7 @@ def _support_binary(on: On, setting: Setting) -> Outcome:
         return as_it_is()
     return approximated(
         {},
-        "Dynamo reads bytecode, so that .pyc files need no source and no preparing run; functions of extension modules (.so) run "
-        "eagerly between compiled parts",
+        "Dynamo reads bytecode, so .pyc files suffice; extension modules (.so) run eagerly between compiled parts",
     )
 
 
@@ -313,8 +311,8 @@ def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
 
 
 TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
-NO_STAGES = f"{TEXT}; graphs that torchair compiles are saved as they are captured"
-CACHED = f"{TEXT}; code from a cache leaves the graphs that were recorded with it"
+NO_STAGES = f"{TEXT}; torchair's graphs as captured"
+CACHED = f"{TEXT}; cached code leaves recorded graphs"
 
 
 def graph_files(on: On) -> GraphFiles | None:
@@ -339,12 +337,12 @@ def _saving(on: On, setting: Setting) -> Outcome:
 
 # --- what is fused ------------------------------------------------------------------------------------------------------
 
-BY_CANN = "CANN's graph engine fuses by its own rules, and has no such flags"
+BY_CANN = "CANN fuses by its own rules, without flags"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
 """Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
-AS_TEXT = f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}; passes and kernels are not written"
-FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
-AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
+AS_TEXT = f"torchair writes graphs into {DUMPS}, not passes and kernels"
+FROZEN_BY_CANN = "weights are CANN's constants (frozen_parameter): their memory must stay"
+AGGRESSIVE = "kernels without shared data are combined too, maybe slower"
 KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
 
 
@@ -430,8 +428,5 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
 @translates("disable_format_transform")
 def _disable_format_transform(on: On, setting: Setting) -> Outcome:
     """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
-    differs = (
-        "holds for code that inductor compiles inside, unless torch.compile is given that option itself; eager torch never changes "
-        "the memory format of a model"
-    )
+    differs = "for code compiled inside, unless torch.compile has that option; eager code never changes formats"
     return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)

@@ -85,13 +85,10 @@ SHOW_FREE = ("max_device_memory",)
 """The options for which a plan that is shown reports how much memory is free."""
 BUFFERS = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers")
 """Whether buffers in compiled code are reused."""
-AGAIN = (
-    "released memory goes back to the driver, which may give out its address again; code that torch.compile makes inside reuses no "
-    "buffer"
-)
+AGAIN = "the driver may give addresses out again; compiled code reuses no buffer"
 """What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
 CAP = {
-    "cuda": "counts torch's allocator, and what the context and libraries hold when it is set; not what these take later",
+    "cuda": "counts torch's allocator and what context and libraries hold when set, not later",
     "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
 }
 """Device → what differs of max_device_memory."""
@@ -158,7 +155,7 @@ def _pool_policy(on: On, setting: Setting) -> Outcome | None:
     if on.facts.native:
         return refused(on.facts.native)
     if setting.option.name == "env_config_path.sys.mem_reuse":
-        apart = "no tensor gets an address that another one had; code that torch.compile makes inside reuses no buffer"
+        apart = "no tensor gets another one's address; compiled code reuses no buffer"
         return honoured(pool(on) | in_graphs(on, setting), "" if setting.value else apart)
     if setting.option.name == "memory_optimize_level" and setting.value == "O1":
         return honoured(pool(on) | recomputation(on, setting), RECOMPUTED)
@@ -172,13 +169,10 @@ def recomputes_graphs(on: On) -> bool:
     return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
 
 
-GRAPHS = "compiled code keeps only its inputs (activation_memory_budget=0): the backward pass computes the rest again"
+GRAPHS = "compiled code keeps only inputs; backward passes compute the rest again"
 KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
-CACHED = (
-    "one caching allocator for all code: what one graph releases the next one takes; it is counted as it runs, not planned from the "
-    "graphs"
-)
-RECOMPUTED = "eager backward passes compute blocks of models given to ctx.watch again; under max_device_memory as few as needed"
+CACHED = "one caching allocator for all code, not planned from the graphs"
+RECOMPUTED = "watched models' blocks are computed again, as few as max_device_memory requires"
 
 
 def recomputation(on: On, setting: Setting) -> dict[str, Any]:
@@ -221,14 +215,14 @@ def allocator(on: On) -> dict[str, Any]:
     return {"torch.accelerator.allocator_settings": settings or None}
 
 
-GROWING = "segments grow where they are"
+GROWING = "segments grow in place"
 ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
     ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
     ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; {GROWING}"),
     ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
     ("static_memory_policy", 2): (approximated, CACHED),
-    ("static_memory_policy", 3): (honoured, "segments that grow where they are"),
-    ("static_memory_policy", 4): (approximated, f"segments that grow where they are; {CACHED}"),
+    ("static_memory_policy", 3): (honoured, GROWING),
+    ("static_memory_policy", 4): (approximated, f"{GROWING}; {CACHED}"),
 }
 """What is requested → what the caching allocator gives of it."""
 
@@ -259,13 +253,10 @@ def on_accelerator(on: On, setting: Setting) -> Outcome:
     return status(found, reason)
 
 
-PRIVATE = (
-    "torch_npu gives weights such a format when a model is moved to the device; those of convolutions not under jit_compile=false; "
-    "existing weights stay as they are"
-)
+PRIVATE = "for weights moved to the device from now on; not of convolutions under jit_compile=false"
 ALWAYS = "what the forward pass saves goes to the host even while the device has room"
-WATCHED = "parameters of the models that ctx.watch names"
-COPIED = "copied to the device by each operator that needs them"
+WATCHED = "parameters of watched models"
+COPIED = "each operator copies them"
 
 
 @translates("memory_offload")
@@ -300,7 +291,7 @@ def _variable_placement(on: On, setting: Setting) -> Outcome:
 
 @translates("external_weight")
 def _external_weight(on: On, setting: Setting) -> Outcome:
-    how = "mapped from files named by their content; equal ones share memory until one is written to"
+    how = "mapped from files, shared until written to"
     return honoured(placement(on), joined(f"{WATCHED}: {how}", "" if on.device == "cpu" else COPIED))
 
 

@@ -153,14 +153,11 @@ OBSERVERS = (
     *("env_config_path.rdr.enable", "op_timeout", "op_execute_timeout", "deterministic_except"),
 )
 """The options that have the native core watch operators."""
-BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
-UNSEEN = "operators that torch.compile has fused are not seen one by one"
-NO_WORKSPACE = "no workspace is saved: operators have freed theirs when they raise"
-OF_GRAPHS = (
-    "CANN dumps only graphs, those compiled under the latest settings; torchair lists them in ge_dump_data_json/ in the working "
-    "directory"
-)
-COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
+BY_CANN = f"TORCH_ACL_INIT_CONFIG_PATH {STAYS}"
+UNSEEN = "fused operators are not seen one by one"
+NO_WORKSPACE = "no workspaces"
+OF_GRAPHS = "CANN dumps only graphs, listed in ge_dump_data_json/"
+COPIED = "not inside fused kernels or CUDA graphs; tensors are copied to the host"
 
 
 translates("env_config_path")(lambda on, setting: honoured(cause="its keys are separate options"))
@@ -201,7 +198,7 @@ def _seen(on: On, assignments: dict[str, Any], *, reads: bool = True) -> Outcome
     """*reads*: whether that needs the values of tensors."""
     if on.facts.native:
         return refused(on.facts.native)
-    return approximated(assignments, f"{UNSEEN}; {COPIED}" if reads and on.device != "cpu" else UNSEEN)
+    return approximated(assignments, COPIED if reads and on.device != "cpu" else UNSEEN)
 
 
 @translates("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
@@ -339,8 +336,8 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
     watched = {
-        "cuda": "the host's time to launch or wait for an operator is watched, not the device's",
-        "ascend": "CANN ends operators of the device; the host's time is watched, too",
+        "cuda": "the host's time is watched",
+        "ascend": "the host's time is watched; CANN ends the device's",
     }
     return approximated(assignments, joined(UNSEEN, watched.get(on.device, "")))
 
@@ -359,14 +356,11 @@ def _checks(assignments: dict[str, bool]) -> Outcome:
     return approximated(assignments, traced) if any(assignments.values()) else honoured(assignments)
 
 
-RECORDED = (
-    "records the first 100 steps (20 with aicpu) of the thread that enters; with backward passes, communication and ranges; they "
-    "are written at exit"
-)
-ON_HOST = "what the host does is recorded by torch.profiler; torch_npu's own profiler is not run"
-NO_POINTS = "fp_point and bp_point are left out: torch.profiler does not bound phases"
-OPERATORS = "without task_trace the trace has operators, too; the table is not written"
-NO_COUNTERS = "aic_metrics is left out: it chooses counters of an NPU's cores"
+RECORDED = "records 100 steps (20 with aicpu) of this thread, written at exit"
+ON_HOST = "only the host"
+NO_POINTS = "without fp_point and bp_point"
+OPERATORS = "operators are traced, too; no table is written"
+NO_COUNTERS = "without aic_metrics, which chooses counters of an NPU's cores"
 
 
 @translates("profiling_mode")

@@ -186,7 +186,7 @@ def _precision_mode(on: On, setting: Setting) -> Outcome:
     if mode != setting.value == "allow_fp32_to_bf16":
         return honoured(policy(on), "every operator of PyTorch has float32, so that nothing is lowered")
     if mode == "force_fp16" and on.get("enable_reduce_precision") is not False:
-        differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
+        differs = "operators without a kernel for float16 compute in float32; in compiled code they raise"
         return approximated(policy(on), differs)
     if on.device == "ascend" and mode in KEEPING:
         return _kept(on)
@@ -238,7 +238,7 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
     entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
-        reasons.append("compiled code checks indices, eager code only in operators that make new tensors")
+        reasons.append("indices are checked in compiled code, eagerly in some operators")
     return by_entry(entries, _with(on, reasons))
 
 
@@ -275,7 +275,7 @@ def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[st
     """What a file holds by type and by name, nothing where no file is given; and the notes on both."""
     content = setting.content or {}
     types, names = content.get("ByOpType", {}), content.get("ByNodeName", {})
-    return types, names, ["names are paths of modules of models given to ctx.watch(model)"] * bool(names) + _shared(types)
+    return types, names, ["names: paths in watched models"] * bool(names) + _shared(types)
 
 
 def _without_operator(name: str) -> str:

@@ -90,18 +90,12 @@ OPTIONS = (
 
 RULES: tuple[Rule, ...] = ()
 
-PAST_THE_HOOK = (
-    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; not for attention's own kernels; nor for matmuls that "
-    "inductor turns into sums (of a vector, of few columns)"
-)
-LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
+PAST_THE_HOOK = "not for attention's own kernels, nor for matmuls that inductor turns into sums"
+LEFT_OUT = "such rules are skipped"
 ITS_ORDER = "CANN chooses the order of additions"
-FROM_HALVES = (
-    "emulated float32: three float16 matmuls, by torch_npu's ready-made kernels (jit_compile=false); for eager mm, addmm, bmm, "
-    "baddbmm, mv, addmv, matmul and what calls them"
-)
+FROM_HALVES = "three float16 matmuls by torch_npu's ready-made kernels, in eager code"
 BY_UNIT = "this chip multiplies float32 itself: torch_npu's own matmuls, without HF32"
-BY_CHIP = f"{FROM_HALVES}; so on chips of the 910A class; later ones run torch_npu's own float32, without HF32"
+BY_CHIP = f"910A: {FROM_HALVES}; later chips: float32 itself"
 
 FLAG = "torch.cuda.matmul.allow_tf32"
 BY_FLAG = {"strict": False, "bf16x9": False, "tf32": True}
@@ -117,10 +111,7 @@ CHOSEN = {
     "tf32": "cuBLAS chooses: it may compute without rounding",
 }
 AUTOTUNED = {"torch.inductor.max_autotune_gemm": True}
-IN_COMPILED_CODE = (
-    "in compiled code inductor measures cuBLAS's choice and Triton's kernels for each matmul; in eager code cuBLAS chooses: torch "
-    "measures none of its kernels"
-)
+IN_COMPILED_CODE = "in compiled code inductor measures cuBLAS's choice and Triton's kernels; in eager code cuBLAS chooses"
 BESIDE_CONVOLUTIONS = (
     "cuBLAS chooses: measuring, inductor would compute some convolutions as matmuls, without the requested algorithm"
 )
@@ -188,21 +179,15 @@ def flag(on: On) -> dict[str, bool]:
     return {} if allowed is None else {FLAG: allowed}
 
 
-RNNS = (
-    "cuDNN's RNNs follow too: switched apart, torch.backends.cudnn.flags() would raise in other code; a "
-    "torch.backends.fp32_precision that is set later no longer reaches cuDNN"
-)
+RNNS = "cuDNN's RNNs follow; torch.backends.fp32_precision, set later, no longer reaches cuDNN"
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
 TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
-ON_UNIT = "AMX computes it, and choices() shows where it ran"
+ON_UNIT = "AMX computes it, as choices() shows"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 ONLY_NPU = "no other device than an NPU rounds to HF32"
-NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
-HALF_ALONE = (
-    "this chip multiplies only float16, and no HF32; CANN computes float32 matmuls in float16, unless precision_mode "
-    "or matmul_algo says otherwise"
-)
+NO_HF32 = reason(f"a permission: {ONLY_NPU}", "set {} for TF32, which has one bit less of mantissa")
+HALF_ALONE = "this chip multiplies only float16, which CANN takes for float32, too"
 BY_CUDNN = "torch.cudnn.allow_tf32"
 NO_PARTS = "overridden by allow_fp32_emulation=False, which allows only float32 itself"
 NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
@@ -284,7 +269,7 @@ def _by_flags(on: On, setting: Setting) -> Outcome:
         holds_for.append("cuBLAS's matmuls")
     without = outcome.reason if outcome.status == "refused" else ""
     if not setting.value and (convolves or outcome.status == "honoured"):
-        return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's own path takes no TF32", RNNS))
+        return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's path takes no TF32", RNNS))
     if not holds_for or outcome.status == "honoured":
         return outcome
     given = {} if setting.value else flag(on)
@@ -296,7 +281,7 @@ def _allow_hf32(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         found = {HF32[setting.option.name]: setting.value} | with_graphs(on)
         if on.facts.half_products:
-            return refused(HALF_ALONE) if setting.value else honoured(found, f"{HALF_ALONE}; {DIGITS}")
+            return refused(HALF_ALONE, "set precision_mode or matmul_algo") if setting.value else honoured(found, HALF_ALONE)
         if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
             return inert("overridden by matmul_algo or its rules, under which float32 matmuls do not round to HF32")
         return honoured(found, DIGITS)

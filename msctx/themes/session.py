@@ -15,8 +15,8 @@ from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
 from msctx.themes import common
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
-from msctx.themes.common import GRAPHS, with_graphs
-from msctx.themes.graph import ALONE, LEVEL, compilation
+from msctx.themes.common import ALONE, GRAPHS, with_graphs
+from msctx.themes.graph import LEVEL, compilation
 from msctx.themes.precision import POLICY, PRECISION_MODES, PRECISION_MODES_V2, policy
 
 # fmt: off
@@ -134,7 +134,7 @@ translates("strict")(lambda on, setting: honoured())
 def _graph_run_mode(on: On, setting: Setting) -> Outcome:
     if setting.value:
         return honoured({"session.graph_run_mode": "training"}, IN_RUN)
-    differs = f"{IN_RUN}; enable_small_channel stays as it is set: the forward pass has little use for it here"
+    differs = f"{IN_RUN}; enable_small_channel stays as it is"
     return approximated({"session.graph_run_mode": "inference"}, differs)
 
 
@@ -177,8 +177,8 @@ SENT = {*common.WITH_GRAPHS, *common.WITH_ENGINE, *common.DUMPS, "deterministic"
 
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
-BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
-CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
+BY_CHIP = "in eager code the chip's default, since torch_npu has no `auto`"
+CLEARS_BY_ITSELF = "PyTorch's operators zero their own memory"
 ONE_QUEUE = "PyTorch runs the operators of a graph one after the other, in its order"
 BESIDE = "the host's operators run together with those of the device, on the thread that calls"
 FROM_THE_HOST = "compiled code launches its kernels one by one from the host, whatever its size"
@@ -202,8 +202,8 @@ def _jit_compile(on: On, setting: Setting) -> Outcome:
     return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
 
 
-ZEROED_TOGETHER = refused(f"{CLEARS_BY_ITSELF}; one block for all of them would be held while the whole graph runs")
-OWN_CUDA_GRAPHS = f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are"
+ZEROED_TOGETHER = refused(f"{CLEARS_BY_ITSELF}; one block would be held for the whole graph")
+OWN_CUDA_GRAPHS = "kernels are launched one by one from the host; the program's CUDA graphs stay"
 OFF_AND_ON = {
     ("atomic_clean_policy", "cpu"): (ZEROED_TOGETHER, honoured(cause=CLEARS_BY_ITSELF)),
     ("atomic_clean_policy", "cuda"): (ZEROED_TOGETHER, honoured(cause=CLEARS_BY_ITSELF)),
@@ -266,7 +266,7 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
     if len(lost) == len(setting.value):
         return refused(overwrites)
     reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are separate options"]
-    reasons += [f"{', '.join(unsent)}: msctx applies it; it is not passed to the engine"] if unsent else []
+    reasons += [f"{', '.join(unsent)}: msctx applies it instead"] if unsent else []
     reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
     reasons += [overwrites] if lost else []
     return (approximated if pinned or lost else honoured)(assignments if left else {}, "; ".join(reasons))

@@ -58,14 +58,11 @@ NOT_RECORDED = reason(
     "inductor measures a graph while it compiles it, and none that was recorded",
     "set aoe_tune_mode=online, and enable_compile_cache=True to keep what it finds for later runs",
 )
-FOR_LATER = "nothing is measured: each {} is recorded in work_path/msctx_tuning.json; performance measures it with that file"
-RECORDED_BY_NPU = (
-    f"{STAYS}, since torch_npu cannot switch it off again; operators of torch_npu's list that CANN compiles are recorded "
-    "for CANN's own tuner (aoe); nothing is measured"
-)
+FOR_LATER = "each {} is recorded in work_path/msctx_tuning.json, which performance measures"
+RECORDED_BY_NPU = f"{STAYS}; operators that CANN compiles are recorded for aoe, not measured"
 PROBLEM = {"cpu": "convolution and matmul", "cuda": "convolution"}
-SEARCHED = "what inductor generates is searched by coordinate descent"
-MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
+SEARCHED = "inductor searches by coordinate descent"
+MEASURED = f"each {{}} is measured once, for tuning_file; {SEARCHED}"
 
 
 @translates("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")

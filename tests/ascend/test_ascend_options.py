@@ -181,7 +181,7 @@ def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report
             with msctx.context(device_target="Ascend", hccl_timeout=600) as ctx:
                 assert c10d.default_pg_timeout.total_seconds() == 630
                 (row,) = [row for row in ctx.plan.rows if row.option == "hccl_timeout" and row.device == "ascend"]
-        assert "stays after a with-block, since HCCL reads it once: HCCL_EXEC_TIMEOUT" in row.reason, row
+        assert "stays after a with-block: HCCL reads HCCL_EXEC_TIMEOUT once" in row.reason, row
         assert any("HCCL_EXEC_TIMEOUT='600', if it can still be set, stays" in str(one.message) for one in told), told
         assert c10d.default_pg_timeout == found and os.environ["HCCL_EXEC_TIMEOUT"] == "600"
         try:

@@ -196,7 +196,7 @@ def test_a_bound_that_nothing_of_ours_keeps_leaves_torchs_own_path_but_not_under
     assert "strict: its error bound is above matmul_max_error=1e-09" in chosen.reasons
     chosen, plan = row(matmul_algo="strict", matmul_max_error=1e-9)
     assert chosen.ran == "strict"
-    assert "runs whatever its bound" in plan[1].reason
+    assert "named algorithms have no bound" in plan[1].reason
     for option in ("thread_invariant", "batch_invariant"):
         assert row(matmul_max_error=1e-5, **{option: True})[0].ran == "strict"
         with pytest.raises(RuntimeError, match="above matmul_max_error=1e-09"):
