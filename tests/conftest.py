@@ -28,6 +28,7 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 
 import msctx
+from msctx.cli import main
 from msctx.context import ledger
 from msctx.context.base import BASE
 from msctx.context.ledger import HELD
@@ -390,6 +391,21 @@ def far_interpreter(far_library: str, native_core: None) -> Iterator[Interpreter
 def far(far_interpreter: Interpreter) -> RunPython:
     """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see fake_device.py)."""
     return lambda code, **more: _passed(_run_forked(far_interpreter, code, **more))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run a command of msctx in this process: its exit code, what it printed, and its errors."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, words)])
+        out, err = capsys.readouterr()
+        assert "/msctx/cli/" not in err, "no traceback of ours"
+        return int(end.value.code or 0), out, err
+
+    return run
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import torch
 
 import msctx
 from msctx.amp import watched
-from msctx.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,15 +54,12 @@ def test_watched_blocks_nest():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.full
-def test_digits_in_float16(tmp_path, monkeypatch, capsys):
+def test_digits_in_float16(tmp_path, monkeypatch, command):
     monkeypatch.chdir(ROOT)
     found = {}
     for mode in ("must_keep_origin_dtype", "allow_mix_precision_fp16"):
         words = ["run", "configs/experiments/digits.yaml", f"precision_mode={mode}", "args.epochs=5", "--json"]
-        with pytest.raises(SystemExit) as end:
-            main([*words, "--out", str(tmp_path / mode)])
-        assert not end.value.code
-        capsys.readouterr()
+        assert command(*words, "--out", tmp_path / mode)[0] == 0
         found[mode] = json.loads((tmp_path / mode / "result.json").read_text())
     plain, mixed = found.values()
     assert plain["test_accuracy"] > 0.97

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from msctx import cli
-from msctx.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,8 +16,8 @@ REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt=true"
 """An option that is refused."""
 
 
-def test_explain_as_a_table(msctx):
-    code, out, _ = msctx("explain", "deterministic=ON", REFUSED, "gpu_config.conv_allow_tf32=false")
+def test_explain_as_a_table(command):
+    code, out, _ = command("explain", "deterministic=ON", REFUSED, "gpu_config.conv_allow_tf32=false")
     assert code == 0
     for expected in (
         "deterministic = ON",
@@ -32,8 +31,8 @@ def test_explain_as_a_table(msctx):
     assert f"1 of 3 options take effect; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
 
 
-def test_explain_for_a_device_that_is_absent(msctx):
-    code, out, _ = msctx("explain", "conv_allow_tf32=false", "max_device_memory=4GB", "--device", "cuda", "--json")
+def test_explain_for_a_device_that_is_absent(command):
+    code, out, _ = command("explain", "conv_allow_tf32=false", "max_device_memory=4GB", "--device", "cuda", "--json")
     rows = {row["option"]: row for row in json.loads(out)["options"]}
     assert code == 0
     assert rows["conv_allow_tf32"]["switches"] == {"torch.cudnn.allow_tf32": False}
@@ -42,21 +41,21 @@ def test_explain_for_a_device_that_is_absent(msctx):
     assert rows["max_device_memory"]["status"] == "approximated"
 
 
-def test_a_preset_stands_where_options_do(msctx, tmp_path, monkeypatch):
+def test_a_preset_stands_where_options_do(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (("reproducible",), ("digits", "reproducible")):
-        rows = json.loads(msctx("explain", *words, "--json")[1])["options"]
+        rows = json.loads(command("explain", *words, "--json")[1])["options"]
         assert "thread_invariant" in {row["option"] for row in rows if row["origin"] == "preset reproducible"}
     (tmp_path / "x.yaml").write_text("context: {deterministic: ON}")
-    (row,) = json.loads(msctx("explain", "preset=x.yaml", "--json")[1])["options"]
+    (row,) = json.loads(command("explain", "preset=x.yaml", "--json")[1])["options"]
     assert (row["option"], row["value"]) == ("deterministic", "ON")
 
 
-def test_run_a_function_by_its_name(msctx, tmp_path, monkeypatch):
+def test_run_a_function_by_its_name(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text("def main(x=1): return {'twice': 2 * x}")
-    assert json.loads(msctx("run", "job.py:main", "args.x=4", "--json")[1])["twice"] == 8
-    found = json.loads(msctx("run", "job.py:main", "--sweep", "args.x=4,5", "--out", "sweep", "--json")[1])
+    assert json.loads(command("run", "job.py:main", "args.x=4", "--json")[1])["twice"] == 8
+    found = json.loads(command("run", "job.py:main", "--sweep", "args.x=4,5", "--out", "sweep", "--json")[1])
     assert [point["result"]["twice"] for point in found["points"]] == [8, 10]
 
 
@@ -69,77 +68,75 @@ def test_explain_changes_nothing_and_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_plan_for_a_device_that_is_here_has_its_facts(msctx, monkeypatch):
+def test_a_plan_for_a_device_that_is_here_has_its_facts(command, monkeypatch):
     monkeypatch.setattr("msctx.native.core.matrix_unit_obstacle", lambda: "this processor has no AMX")
     for words in ([], ["--all"]):
-        assert "this processor has no AMX" in msctx("explain", "conv_allow_tf32=true", "--device", "cpu", "--json", *words)[1]
-    code, _, err = msctx("explain", "matmul_algo=bf16x3", "--device", "ascend")
+        assert "this processor has no AMX" in command("explain", "conv_allow_tf32=true", "--device", "cpu", "--json", *words)[1]
+    code, _, err = command("explain", "matmul_algo=bf16x3", "--device", "ascend")
     assert (code, "note: no ascend here; the plan assumes a machine that has all it needs" in err) == (0, True)
 
 
-def test_mistakes_as_json(msctx):
-    code, out, _ = msctx("explain", "determinstic=ON", "seed=x", "--json")
+def test_mistakes_as_json(command):
+    code, out, _ = command("explain", "determinstic=ON", "seed=x", "--json")
     error = json.loads(out)
     assert (code, error["exit_code"], error["error"]) == (2, 2, "OptionError")
     assert [(p["path"], p["hint"]) for p in error["problems"]] == [("determinstic", "deterministic"), ("seed", "")]
 
 
-def test_an_entry_that_raises_has_a_code_of_its_own(msctx, tmp_path):
+def test_an_entry_that_raises_has_a_code_of_its_own(command, tmp_path):
     (tmp_path / "job.py").write_text("def main(): raise ValueError('mine')\n")
     (tmp_path / "job.yaml").write_text("experiment: {entry: job.py:main}\n")
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "out")])
-    assert end.value.code == 5
+    assert command("run", tmp_path / "job.yaml", "--out", tmp_path / "out")[0] == 5
 
 
-def test_dry_run_checks_everything_and_makes_nothing(msctx, tmp_path, monkeypatch):
+def test_dry_run_checks_everything_and_makes_nothing(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = msctx("run", "digits", "--dry-run", "--out", "x")
+    code, out, _ = command("run", "digits", "--dry-run", "--out", "x")
     assert code == 0
     assert "deterministic = ON" in out
     assert not list(tmp_path.iterdir())
-    assert msctx("run", "digits", "args.epoch=1", "--dry-run")[0] == 4
+    assert command("run", "digits", "args.epoch=1", "--dry-run")[0] == 4
 
 
-def test_run_shows_what_is_in_effect(msctx, tmp_path):
-    code, out, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
+def test_run_shows_what_is_in_effect(command, tmp_path):
+    code, out, err = command("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
     assert code == 0
     for expected in ("deterministic = ON", "3 of 3 options take effect", "test_accuracy", "completed", "restored"):
         assert expected in out
     assert "epoch=1" in err
-    code, _, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
+    code, _, err = command("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
     assert code == 3
     assert "is not empty" in err
 
 
-def test_state_and_diff(msctx, tmp_path):
+def test_state_and_diff(command, tmp_path):
     paths = []
     for i, words in enumerate(([], [], ["deterministic=ON"])):
-        code, out, _ = msctx("state", *words, "--json")
+        code, out, _ = command("state", *words, "--json")
         assert code == 0
         paths.append(tmp_path / f"{i}.json")
         paths[-1].write_text(out)
-    assert msctx("diff", str(paths[0]), str(paths[1]))[:2] == (0, "no differences\n")
-    code, out, _ = msctx("diff", str(paths[0]), str(paths[2]), "--json")
+    assert command("diff", str(paths[0]), str(paths[1]))[:2] == (0, "no differences\n")
+    code, out, _ = command("diff", str(paths[0]), str(paths[2]), "--json")
     assert code == 1
     assert json.loads(out)["torch.deterministic"] == {"a": False, "b": True}
-    code, out, _ = msctx("diff", str(paths[0]), str(paths[2]))
+    code, out, _ = command("diff", str(paths[0]), str(paths[2]))
     assert code == 1
     assert "torch.deterministic" in out
-    assert "torch.deterministic" in msctx("state")[1]
+    assert "torch.deterministic" in command("state")[1]
 
 
-def test_doctor(msctx):
-    code, out, _ = msctx("doctor", "--json")
+def test_doctor(command):
+    code, out, _ = command("doctor", "--json")
     found = {check["name"]: check for check in json.loads(out)}
     assert code == 0
     assert found["torch"]["status"] == "ok"
     assert all(check["fix"] for check in found.values() if check["status"] == "missing")
-    assert "C++ compiler" in msctx("doctor")[1]
+    assert "C++ compiler" in command("doctor")[1]
 
 
-def test_help_begins_with_what_people_come_for(msctx):
-    _, text, _ = msctx("--help")
+def test_help_begins_with_what_people_come_for(command):
+    _, text, _ = command("--help")
     commands = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.strip()]
     assert commands[:4] == ["run", "exec", "explain", "init"]
     assert not {"…", "..."} & {word[-3:] for word in text.partition("Commands:")[2].split()}, "no text is cut"
@@ -150,33 +147,33 @@ def test_version_and_module():
     assert done.stdout.strip() == __import__("msctx").__version__
 
 
-def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch, tmp_path):
+def test_variables_of_the_environment_are_part_of_every_plan(command, monkeypatch, tmp_path):
     """explain, --dry-run, run and the recorded config.yaml agree: YAML < MSCTX_* < command line."""
     (tmp_path / "job.py").write_text("import torch\ndef main(): return {'on': torch.are_deterministic_algorithms_enabled()}\n")
     file = tmp_path / "job.yaml"
     file.write_text("context: {deterministic: OFF}\nexperiment: {entry: job.py:main}\n")
     monkeypatch.setenv("MSCTX_DETERMINISTIC", "ON")
     for argv in (["explain", str(file)], ["run", str(file), "--dry-run"]):
-        (row,) = json.loads(msctx(*argv, "--json")[1])["options"]
+        (row,) = json.loads(command(*argv, "--json")[1])["options"]
         assert (row["value"], row["origin"]) == ("ON", "environment MSCTX_DETERMINISTIC")
-    result = json.loads(msctx("run", str(file), "--out", str(tmp_path / "a"), "--json")[1])
+    result = json.loads(command("run", str(file), "--out", str(tmp_path / "a"), "--json")[1])
     assert result["on"] is True
     assert "deterministic: 'ON'" in (tmp_path / "a" / "config.yaml").read_text()
-    (row,) = json.loads(msctx("explain", str(file), "deterministic=OFF", "--json")[1])["options"]
+    (row,) = json.loads(command("explain", str(file), "deterministic=OFF", "--json")[1])["options"]
     assert (row["value"], row["origin"]) == ("OFF", "command line")
     monkeypatch.setenv("MSCTX_DETERMINISM", "ON")
-    code, _, err = msctx("explain", str(file))
+    code, _, err = command("explain", str(file))
     assert code == 2
     assert "did you mean deterministic?" in err
 
 
-def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):
+def test_json_stays_json_when_the_entry_prints(command, tmp_path):
     (tmp_path / "job.py").write_text("def main(): print('hello'); return {1: 2}\n")
     (tmp_path / "job.yaml").write_text("experiment: {entry: job.py:main}\n")
-    code, out, err = msctx("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "a"), "--json")
+    code, out, err = command("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "a"), "--json")
     assert (code, json.loads(out)["1"]) == (0, 2)
     assert "hello" in err
-    assert msctx("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "b"))[0] == 0
+    assert command("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "b"))[0] == 0
 
 
 @pytest.mark.full
@@ -187,15 +184,15 @@ def test_output_that_cannot_be_written():
         assert ("error: the output cannot be written: No space left" in done.stderr) == ("/dev/full" in command)
 
 
-def test_a_file_that_fails_is_named(msctx, monkeypatch):
+def test_a_file_that_fails_is_named(command, monkeypatch):
     """It is not the output."""
 
     def fail(**given):
         raise PermissionError(13, "Permission denied", "/data/x.bin")
 
     monkeypatch.setattr(cli, "app", fail)
-    assert msctx("state") == (3, "", "error: /data/x.bin  Permission denied\n")
-    code, out, _ = msctx("state", "--json")
+    assert command("state") == (3, "", "error: /data/x.bin  Permission denied\n")
+    code, out, _ = command("state", "--json")
     assert (code, json.loads(out)["message"]) == (3, "/data/x.bin  Permission denied")
 
 
@@ -210,8 +207,8 @@ def test_warnings_are_one_line_and_name_no_line_of_ours():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "ascend"])
-def test_explain_all_has_a_row_for_each_path(msctx, device):
-    code, out, _ = msctx("explain", "--all", "--device", device, "--json")
+def test_explain_all_has_a_row_for_each_path(command, device):
+    code, out, _ = command("explain", "--all", "--device", device, "--json")
     rows = {row["path"]: row for row in json.loads(out)}
     assert (code, len(rows)) == (0, 146)
     assert rows["deterministic"]["status"] == ("approximated" if device == "ascend" else "honoured")
@@ -219,23 +216,23 @@ def test_explain_all_has_a_row_for_each_path(msctx, device):
     assert rows["deterministic"]["aliases"] == ["session.deterministic", "set_deterministic"]
 
 
-def test_options_lists_them_all(msctx):
-    code, out, _ = msctx("options", "--json")
+def test_options_lists_them_all(command):
+    code, out, _ = command("options", "--json")
     found = json.loads(out)
     assert code == 0
     assert {"deterministic", "conv_fprop_algo", "seed", "session.enable_dump"} <= {o["name"] for o in found}
     assert len({path for o in found for path in o["paths"]}) == 146 - 4
-    code, out, _ = msctx("options")
+    code, out, _ = command("options")
     assert len(out.splitlines()) >= len(found)
 
 
 @pytest.mark.parametrize("name", ["conv_fprop_algo", "device_context.gpu.op_tuning.conv_fprop_algo"])
-def test_options_of_one_by_any_of_its_names(msctx, name):
-    code, out, _ = msctx("options", name)
+def test_options_of_one_by_any_of_its_names(command, name):
+    code, out, _ = command("options", name)
     assert code == 0
     for expected in ("winograd_nonfused", "implicit_precomp_gemm (precomp_gemm)", "honoured", "also written", "cpu_config"):
         assert expected in out
-    code, out, _ = msctx("options", name, "--json")
+    code, out, _ = command("options", name, "--json")
     page = json.loads(out)
     assert page["name"] == "conv_fprop_algo"
     fft = page["values"][6]
@@ -243,35 +240,35 @@ def test_options_of_one_by_any_of_its_names(msctx, name):
     assert "Fourier" in fft["means"]
 
 
-def test_options_shows_interactions_and_cann_keys(msctx):
-    _, out, _ = msctx("options", "precision_mode_v2")
+def test_options_shows_interactions_and_cann_keys(command):
+    _, out, _ = command("options", "precision_mode_v2")
     assert "precision_mode and precision_mode_v2: they exclude each other" in out
-    _, out, _ = msctx("options", "op_precision_mode")
+    _, out, _ = command("options", "op_precision_mode")
     assert "op_precision_mode wins over op_select_implmode" in out
     assert "[ByOpType]" in out, "a sample of the file"
-    assert json.loads(msctx("options", "ge.exec.precision_mode", "--json")[1])["name"] == "precision_mode"
+    assert json.loads(command("options", "ge.exec.precision_mode", "--json")[1])["name"] == "precision_mode"
 
 
-def test_options_are_found_by_words_of_their_help_and_values(msctx):
+def test_options_are_found_by_words_of_their_help_and_values(command):
     for word, name in (("denormal", "flush_denormal"), ("Winograd", "conv_fprop_algo"), ("launch", "pynative_synchronize")):
-        assert name in [row["name"] for row in json.loads(msctx("options", word, "--json")[1])]
+        assert name in [row["name"] for row in json.loads(command("options", word, "--json")[1])]
 
 
-def test_options_of_a_group(msctx):
-    code, out, _ = msctx("options", "gpu_config", "--json")
+def test_options_of_a_group(command):
+    code, out, _ = command("options", "gpu_config", "--json")
     assert code == 0
     algorithms = ["conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo"]
     assert [o["name"] for o in json.loads(out)] == [*algorithms, "conv_allow_tf32", "matmul_allow_tf32"]
 
 
-def test_schema_is_the_shipped_one(msctx):
-    code, out, _ = msctx("schema")
+def test_schema_is_the_shipped_one(command):
+    code, out, _ = command("schema")
     assert code == 0
     assert out == (ROOT / "configs" / "schema.json").read_text(encoding="utf-8")
 
 
-def test_wrong_usage_is_reported_as_json_too(msctx):
-    code, out, err = msctx("explain", "--bogus", "--json")
+def test_wrong_usage_is_reported_as_json_too(command):
+    code, out, err = command("explain", "--bogus", "--json")
     assert code == 2
     assert "No such option" in err
     assert json.loads(out)["exit_code"] == 2
@@ -286,19 +283,19 @@ def test_nobody_need_read_to_the_end(command):
 
 
 @pytest.mark.full
-def test_an_example_can_be_typed_as_it_stands(msctx):
-    _, out, _ = msctx("options", "--json")
+def test_an_example_can_be_typed_as_it_stands(command):
+    _, out, _ = command("options", "--json")
     for option in json.loads(out):
         text = option["example"]
         if option["file"] or isinstance(text, dict):
             continue
         word = f"{option['name']}={json.dumps(text) if isinstance(text, bool) else text}"
-        code, _, err = msctx("explain", word, "--device", "cpu")
+        code, _, err = command("explain", word, "--device", "cpu")
         assert code == 0, (word, err)
 
 
-def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
-    _, out, _ = msctx(
+def test_explain_all_shows_what_was_set_though_it_is_overridden(command):
+    _, out, _ = command(
         "explain", "--all", "--device", "cpu", "--json", "enable_graph_kernel=true", "graph_kernel_flags.opt_level=0"
     )
     row = next(r for r in json.loads(out) if r["path"] == "enable_graph_kernel")
@@ -306,7 +303,7 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
     assert row["reason"].startswith("overridden by graph_kernel_flags.opt_level=0")
 
 
-def test_explain_reports_that_strict_would_refuse(msctx):
-    _, out, _ = msctx("explain", "strict=true", REFUSED)
+def test_explain_reports_that_strict_would_refuse(command):
+    _, out, _ = command("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
     assert f"1 of 2 options take effect; not: {REFUSED.partition('=')[0]}" in out

@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from msctx.cli import main
 from msctx.cli.doctor import checks
 from msctx.native import build, core, tuning_file
 from msctx.native.tuning_file import Entry, Stamp, stamp
@@ -68,17 +67,8 @@ ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, ["gemm strict"] * 2, "2026-
 
 
 @pytest.fixture
-def tune(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["tune", *map(str, words)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(end.value.code or 0), out, err
-
-    return run
+def tune(command):
+    return partial(command, "tune")
 
 
 def write(path: Path, which: Stamp, *entries: Entry) -> Path:

@@ -39,10 +39,10 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("words", "answer"), ANSWERS)
-def test_the_answer_has_these_words(msctx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, answer: str) -> None:
+def test_the_answer_has_these_words(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, answer: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text(SCRIPT)
-    _, out, err = msctx(*words.split())
+    _, out, err = command(*words.split())
     assert answer in out + err
     assert (out + err).count("known only when the script runs") in (0, 3)  # in both forms, and in one note
 
@@ -51,8 +51,8 @@ ROOT = Path(__file__).parents[2]
 RESNET = ROOT / "tests" / "data" / "migrate" / "resnet.py"
 
 
-def test_migrate_shows_yaml_block_and_statuses(msctx):
-    code, out, err = msctx("migrate", str(RESNET), "--device", "cuda")
+def test_migrate_shows_yaml_block_and_statuses(command):
+    code, out, err = command("migrate", str(RESNET), "--device", "cuda")
     assert code == 0
     for expected in ('deterministic: "ON"  # resnet.py:49', "with msctx.context(", "torch.cudnn.deterministic = True"):
         assert expected in out
@@ -60,26 +60,26 @@ def test_migrate_shows_yaml_block_and_statuses(msctx):
     assert "device_target: args.device_target is known only when the script runs" in err
 
 
-def test_migrate_prints_a_form_alone(msctx, tmp_path):
-    code, out, _ = msctx("migrate", str(RESNET), "--as", "yaml")
+def test_migrate_prints_a_form_alone(command, tmp_path):
+    code, out, _ = command("migrate", str(RESNET), "--as", "yaml")
     (tmp_path / "x.yaml").write_text(out)
-    assert msctx("explain", str(tmp_path / "x.yaml"))[0] == code == 0
-    _, out, _ = msctx("migrate", str(RESNET), "--as", "block")
+    assert command("explain", str(tmp_path / "x.yaml"))[0] == code == 0
+    _, out, _ = command("migrate", str(RESNET), "--as", "block")
     compile(out, "block", "exec")
-    code, _, err = msctx("migrate", str(RESNET), "--as", "toml")
+    code, _, err = command("migrate", str(RESNET), "--as", "toml")
     assert (code, "yaml, block" in err) == (2, True)
 
 
-def test_migrate_for_programs(msctx):
-    code, out, _ = msctx("migrate", str(RESNET), "--json")
+def test_migrate_for_programs(command):
+    code, out, _ = command("migrate", str(RESNET), "--json")
     found = json.loads(out)
     assert (code, found["options"]["seed"]) == (0, 1)
     assert {row["option"] for row in found["plan"]["options"]} >= {"seed", "deterministic"}
 
 
-def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
+def test_migrate_of_a_script_that_sets_nothing(command, tmp_path):
     (tmp_path / "x.py").write_text("print(1)\n")
-    code, _, err = msctx("migrate", str(tmp_path / "x.py"))
+    code, _, err = command("migrate", str(tmp_path / "x.py"))
     assert code == 1
     assert "no call that sets MindSpore's context was found" in err
-    assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3
+    assert command("migrate", str(tmp_path / "none.py"))[0] == 3

@@ -8,7 +8,7 @@ import pytest
 
 import msctx
 from msctx import schema
-from msctx.cli import explain, main
+from msctx.cli import explain
 from msctx.options import find
 from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
 from msctx.run.config import read
@@ -24,23 +24,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(list(argv))
-    out, err = capsys.readouterr()
-    return int(end.value.code or 0), out, err
-
-
-def test_it_works_as_it_stands(capsys):
-    code, out, _ = run(capsys, "init", "mine.yaml")
+def test_it_works_as_it_stands(command):
+    code, out, _ = command("init", "mine.yaml")
     assert code == 0
     assert "msctx run mine.yaml" in out
-    code, out, _ = run(capsys, "explain", "mine.yaml", "--device", "cpu")
+    code, out, _ = command("explain", "mine.yaml", "--device", "cpu")
     assert code == 0
     assert "2 of 2 options take effect" in out
     experiment = read("mine.yaml")
     assert (experiment.name, experiment.entry, experiment.record_dir) == ("mine", "train.py:main", "runs")
-    code, out, err = run(capsys, "run", "mine.yaml", "args.steps=10", "--out", "out")
+    code, out, err = command("run", "mine.yaml", "args.steps=10", "--out", "out")
     assert code == 0, err
     assert json.loads(Path("out/result.json").read_text())["status"] == "completed"
     assert "step=10" in out + err
@@ -81,18 +74,18 @@ def test_the_schema_lies_where_the_file_says(folder):
     assert beside.read_text(encoding="utf-8") == schema.dump()
 
 
-def test_an_existing_file_is_left_alone(folder, capsys):
+def test_an_existing_file_is_left_alone(folder, command):
     (folder / "mine.yaml").write_text("mine", encoding="utf-8")
-    code, out, err = run(capsys, "init", "mine.yaml")
+    code, out, err = command("init", "mine.yaml")
     assert (code, out) == (3, "")
     assert "mine.yaml  exists already; nothing was written" in err
     assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
 
 
-def test_an_entry_of_the_users_own_is_left_alone(folder, capsys):
+def test_an_entry_of_the_users_own_is_left_alone(folder, command):
     (folder / "train.py").write_text("mine", encoding="utf-8")
-    code, out, _ = run(capsys, "init", "mine.yaml")
+    code, out, _ = command("init", "mine.yaml")
     assert code == 0
     assert "next: name a function of your train.py in its experiment.entry, then msctx run mine.yaml" in out
     assert (folder / "train.py").read_text(encoding="utf-8") == "mine"
@@ -104,16 +97,11 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder):
     assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
-def written(*words):
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    return end.value.code
-
-
-def test_the_list_is_what_op_select_implmode_means(tmp_path, capsys):
+def test_the_list_is_what_op_select_implmode_means(tmp_path, command):
     file = tmp_path / "mine.ini"
-    assert not written("options", "op_select_implmode", "--write-ini", str(file))
-    assert "wrote" in capsys.readouterr().out
+    code, out, _ = command("options", "op_select_implmode", "--write-ini", file)
+    assert not code
+    assert "wrote" in out
     content = msctx.context(op_precision_mode=str(file)).settings.get("op_precision_mode").content
     assert set(content["ByOpType"]) == set(CHOOSABLE)
     mine = precision_of(text_of({"op_precision_mode": content})).rules
@@ -121,9 +109,9 @@ def test_the_list_is_what_op_select_implmode_means(tmp_path, capsys):
     assert {op for op, rule in mine.items() if rule.float16} == set(theirs)
 
 
-def test_a_line_that_is_changed_alters_that_operator_alone(tmp_path):
+def test_a_line_that_is_changed_alters_that_operator_alone(tmp_path, command):
     file, other = tmp_path / "mine.ini", tmp_path / "other.ini"
-    written("options", "op_select_implmode", "--write-ini", str(file), "--json")
+    command("options", "op_select_implmode", "--write-ini", file, "--json")
     other.write_text(file.read_text().replace("\nsoftmax=high_precision", "\nsoftmax=high_performance"))
     rules = []
     for path in (file, other):
@@ -132,22 +120,22 @@ def test_a_line_that_is_changed_alters_that_operator_alone(tmp_path):
     assert {op for op in rules[0] if rules[0][op] != rules[1][op]} == {"softmax"}
 
 
-def test_a_file_that_is_there_is_left_alone(tmp_path, capsys):
+def test_a_file_that_is_there_is_left_alone(tmp_path, command):
     file = tmp_path / "mine.ini"
     file.write_text("mine")
-    assert written("options", "op_select_implmode", "--write-ini", str(file)) == 3
-    assert "exists already" in capsys.readouterr().err
+    code, _, err = command("options", "op_select_implmode", "--write-ini", file)
+    assert code == 3
+    assert "exists already" in err
     assert file.read_text() == "mine"
 
 
-def test_as_json(tmp_path, capsys):
+def test_as_json(tmp_path, command):
     file = tmp_path / "mine.ini"
-    assert not written("options", "op_precision_mode", "--write-ini", str(file), "--json")
-    assert json.loads(capsys.readouterr().out) == {"written": [str(file)]}
+    code, out, _ = command("options", "op_precision_mode", "--write-ini", file, "--json")
+    assert (code, json.loads(out)) == (0, {"written": [str(file)]})
 
 
 @pytest.mark.parametrize("name", ["deterministic", "no_such_option"])
-def test_other_options_have_none(tmp_path, name, capsys):
-    assert written("options", name, "--write-ini", str(tmp_path / "a.ini")) == 2
+def test_other_options_have_none(tmp_path, name, command):
+    assert command("options", name, "--write-ini", tmp_path / "a.ini")[0] == 2
     assert not list(tmp_path.iterdir())
-    assert "Traceback" not in capsys.readouterr().err

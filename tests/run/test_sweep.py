@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from msctx.cli import main
 from msctx.errors import FileError
 from msctx.run import sweep
 from msctx.run.config import read
@@ -31,18 +30,11 @@ def experiment(tmp_path):
     return str(tmp_path / "train.yaml")
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["run", *words])
-    out, err = capsys.readouterr()
-    return int(end.value.code or 0), out, err
-
-
 @pytest.mark.full
-def test_a_grid_has_one_summary(experiment, tmp_path, capsys):
+def test_a_grid_has_one_summary(experiment, tmp_path, command):
     out = tmp_path / "out"
-    code, text, told = run(
-        capsys, experiment, "--sweep", "deterministic=ON,OFF", "--sweep", "args.scale=3,2.5", "--out", str(out)
+    code, text, told = command(
+        "run", experiment, "--sweep", "deterministic=ON,OFF", "--sweep", "args.scale=3,2.5", "--out", str(out)
     )
     assert code == 1
     found = json.loads((out / "sweep.json").read_text())
@@ -60,9 +52,9 @@ def test_a_grid_has_one_summary(experiment, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_texts_stay_texts(experiment, tmp_path, capsys):
+def test_texts_stay_texts(experiment, tmp_path, command):
     words = ("--sweep", "args.name=['5','true','a,b']", "--out", str(tmp_path / "out"), "--json")
-    code, text, _ = run(capsys, experiment, *words)
+    code, text, _ = command("run", experiment, *words)
     results = [one["result"] for one in json.loads(text)["points"]]
     assert code == 0
     assert [(one["kind"], one["name"]) for one in results] == [("str", "5"), ("str", "true"), ("str", "a,b")]
@@ -79,22 +71,22 @@ def test_texts_stay_texts(experiment, tmp_path, capsys):
     ],
 )
 @pytest.mark.full
-def test_mistakes_of_jobs_are_told_before_anything_runs(experiment, tmp_path, capsys, words, told):
+def test_mistakes_of_jobs_are_told_before_anything_runs(experiment, tmp_path, command, words, told):
     pytest.importorskip("submitit")
-    code, _, err = run(capsys, experiment, "--sweep", "seed=1,2", "--engine", *words)
+    code, _, err = command("run", experiment, "--sweep", "seed=1,2", "--engine", *words)
     assert code == 2
     assert told in err
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_submitit_it_is_named(experiment, capsys, monkeypatch):
+def test_without_submitit_it_is_named(experiment, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    code, _, err = run(capsys, experiment, "--sweep", "seed=1,2", "--engine", "local")
+    code, _, err = command("run", experiment, "--sweep", "seed=1,2", "--engine", "local")
     assert (code, "local needs submitit" in err, "pip install" in err) == (2, True, True)
 
 
-def test_a_dry_run_shows_the_grid(experiment, tmp_path, capsys):
-    code, text, _ = run(capsys, experiment, "--sweep", "seed=1,2,3", "--dry-run", "--json")
+def test_a_dry_run_shows_the_grid(experiment, tmp_path, command):
+    code, text, _ = command("run", experiment, "--sweep", "seed=1,2,3", "--dry-run", "--json")
     assert (code, json.loads(text)) == (0, [{"seed": 1}, {"seed": 2}, {"seed": 3}])
     assert not (tmp_path / "runs").exists()
 
@@ -130,9 +122,9 @@ def go(file: str, out: Path, *values: float, resume: bool = False, words: tuple[
     )
 
 
-def test_ctrl_c_keeps_what_there_is(experiment, tmp_path, capsys, runs):
+def test_ctrl_c_keeps_what_there_is(experiment, tmp_path, command, runs):
     runs.ends, out = "3", tmp_path / "out"
-    code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2,3,4", "--out", str(out), "--json")
+    code, text, err = command("run", experiment, "--sweep", "args.scale=1,2,3,4", "--out", str(out), "--json")
     found = json.loads(text)
     assert (code, found["partial"], [row["result"]["loss"] for row in found["points"]]) == (130, True, [1.0, 2.0])
     assert found == json.loads((out / "sweep.json").read_text())
@@ -176,11 +168,11 @@ def test_a_sweep_goes_on_only_with_the_settings_of_its_beginning(experiment, tmp
 
 
 @pytest.mark.full
-def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, capsys):
+def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, command):
     pytest.importorskip("submitit")
     out = tmp_path / "out"
     words = ["--sweep", "args.scale=1,3", "--out", str(out), "--engine", "local", "--job", "timeout_min=5", "--nproc", "2"]
-    code, _, err = run(capsys, experiment, *words)
+    code, _, err = command("run", experiment, *words)
     assert code == 1
     found = json.loads((out / "sweep.json").read_text())
     assert [row["result"]["status"] for row in found["points"]] == ["completed", "failed"]

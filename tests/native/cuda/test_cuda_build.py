@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.cuda import driver, plans
@@ -49,19 +47,6 @@ def tool() -> driver.Nvrtc:
         return driver.find()
     except NativeError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["build", *words])
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 class Fake(driver.Nvrtc):
@@ -155,11 +140,11 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
     monkeypatch.setattr(Fake, "result", result)
     monkeypatch.setattr(driver, "find", lambda: Fake("fake", "0.0"))
     count = len(MODULES) * (result[0] is not None)
-    code, out, err = command("--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_90a")
+    code, out, err = command("build", "--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_90a")
     assert code == (0 if count else 1)
     assert ("an error" in err) == (not count)
     assert [(r["module"], r["arch"]) for r in json.loads(out)] == [(str(module), "sm_90a") for module in MODULES]
-    code, out, err = command("--cuda", "--verbose")
+    code, out, err = command("build", "--cuda", "--verbose")
     assert code == (0 if count else 1)
     assert f"{2 * count} of {2 * len(MODULES)} modules compiled by NVRTC 0.0" in out
     assert result[1] in err
@@ -170,12 +155,12 @@ def test_what_the_command_refuses(command: Any, tmp_path: Path, monkeypatch: pyt
         (("--cuda", "--arch", "sm_12"), ("'sm_12' is not compiled for", "allowed: sm_80, sm_90a")),
         (("--arch", "sm_80"), ("is given without --cuda",)),
     ):
-        code, _, err = command(*words)
+        code, _, err = command("build", *words)
         assert code == 2
         assert all(part in err for part in told)
     monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
-    code, out, err = command("--cuda")
+    code, out, err = command("build", "--cuda")
     assert (code, out) == (8, "")
     for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install nvidia-cuda-nvrtc"):
         assert part in err
-    assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8
+    assert json.loads(command("build", "--cuda", "--json")[1])["exit_code"] == 8
