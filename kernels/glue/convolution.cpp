@@ -17,30 +17,10 @@
 
 namespace msctx::glue {
 
-BeforeUs* const before_us = immortal<std::array<BeforeUs, places>>().data();
+constinit std::array<c10::DeviceType, places> devices{};
 constinit thread_local int inside_torch = 0;
 
 namespace {
-
-constexpr c10::DispatchKeySet torchs_own;  // no key: the kernel that all back ends share
-
-template <class Op, class... Args>
-auto pass_on(Place place, Before BeforeUs::*which, Args&&... args) {
-  const Before& before = before_us[int(place)].*which;
-  const InsideTorch guard;
-  if (before.kernel) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    torch::jit::Stack stack;
-    (stack.emplace_back(args), ...);
-    if (before.call(op, c10::DispatchKeySet(before_us[int(place)].key), &stack)) {
-      if constexpr (std::is_same_v<decltype(Op::redispatch(torchs_own, args...)), at::Tensor>)
-        return stack[0].toTensor();
-      else
-        return Three(stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor());
-    }
-  }
-  return Op::redispatch(torchs_own, std::forward<Args>(args)...);
-}
 
 // Under a mode that lowers to float16, unless the processor has AMX-FP16: oneDNN has reference loops alone for gradients and grouped
 // convolutions, some forty times as slow as float32, and the others are up to three times as slow. They are computed in float32 and
@@ -119,7 +99,7 @@ struct UnderPolicy {
         geometry{
             C10_AS_INTARRAYREF_SLOW(s), C10_AS_INTARRAYREF_SLOW(p), C10_AS_INTARRAYREF_SLOW(d), C10_AS_INTARRAYREF_SLOW(o), transposed,
             groups.guard_int(__FILE__, __LINE__)} {
-    call = call_of(input, weight, geometry, c10::dispatchKeyToDeviceType(before_us[int(place)].key), reason);
+    call = call_of(input, weight, geometry, devices[int(place)], reason);
     if (!call) return;
     const bool is_cpu = place == Place::cpu;
     const auto format = is_cpu ? input.suggest_memory_format() : cuda_format(input, weight);
@@ -252,8 +232,8 @@ at::Tensor convolution(
     const bool wider = place == Place::cpu && is_slow(input);
     if (wider && (weight.requires_grad() || input.requires_grad())) widened_weights.add(weight);
     const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
-    at::Tensor found = pass_on<at::_ops::convolution>(
-        place, &BeforeUs::convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
+    at::Tensor found = Previous<place, at::_ops::convolution>::call(
+        wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
         output_padding, groups);
     return wider ? found.to(at::kHalf) : found;
   };
@@ -289,8 +269,8 @@ at::Tensor finished_convolution(
   const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
   const std::optional<at::Tensor> no_bias;
   const auto convolution_of_torch = [&] {
-    return pass_on<at::_ops::convolution>(
-        Place::cpu, &BeforeUs::convolution, input, weight, no_bias, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none),
+    return Previous<Place::cpu, at::_ops::convolution>::call(
+        input, weight, no_bias, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none),
         c10::SymInt(groups));
   };
   const auto torch = [&] { return finished_by_torch(policy, input, weight, geometry, finishing, convolution_of_torch); };
@@ -315,8 +295,8 @@ at::Tensor traced_convolution(
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
     bool allow_tf32) {
   const auto torch = [&] {
-    return pass_on<at::_ops::_convolution>(
-        place, &BeforeUs::traced, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
+    return Previous<place, at::_ops::_convolution>::call(
+        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
         cudnn_enabled, allow_tf32);
   };
   if (inside_torch > 0 || !in_force(place)) return torch();
@@ -337,10 +317,10 @@ Three convolution_backward(
         place == Place::cpu &&
         (is_slow(input) || (input.scalar_type() == at::kHalf && widened_weights.has(weight, true)));  // after the block
     if (!wider || grad_output.scalar_type() != at::kHalf)
-      return pass_on<at::_ops::convolution_backward>(
-          place, &BeforeUs::backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
-    auto [a, b, c] = pass_on<at::_ops::convolution_backward>(
-        place, &BeforeUs::backward, widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
+      return Previous<place, at::_ops::convolution_backward>::call(
+          grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+    auto [a, b, c] = Previous<place, at::_ops::convolution_backward>::call(
+        widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
         output_padding, groups, mask);
     const auto narrowed = [](const at::Tensor& t) { return t.defined() ? t.to(at::kHalf) : t; };
     return Three(narrowed(a), narrowed(b), narrowed(c));
@@ -412,13 +392,10 @@ Three convolution_backward(
 
 template <Place place>
 void install_convolutions(c10::DispatchKey key, InForce& in_force) {
-  const auto named = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
-  const auto plain = named("aten::convolution"), traced = named("aten::_convolution"), backward = named("aten::convolution_backward");
-  before_us[int(place)] = {key, of_another_library(plain, key), of_another_library(traced, key), of_another_library(backward, key)};
-  implement(plain, key, torch::CppFunction(TORCH_FN(convolution<place>)));
-  implement(traced, key, torch::CppFunction(TORCH_FN(traced_convolution<place>)));
-  implement(backward, key, torch::CppFunction(TORCH_FN(convolution_backward<place>)));
-  for (const auto& op : {plain, traced, backward}) in_force.watch(op, key);
+  devices[int(place)] = c10::dispatchKeyToDeviceType(key);
+  Previous<place, at::_ops::convolution>::replace(key, torch::CppFunction(TORCH_FN(convolution<place>)), &in_force);
+  Previous<place, at::_ops::_convolution>::replace(key, torch::CppFunction(TORCH_FN(traced_convolution<place>)), &in_force);
+  Previous<place, at::_ops::convolution_backward>::replace(key, torch::CppFunction(TORCH_FN(convolution_backward<place>)), &in_force);
 }
 template void install_convolutions<Place::cpu>(c10::DispatchKey, InForce&);
 template void install_convolutions<Place::cuda>(c10::DispatchKey, InForce&);

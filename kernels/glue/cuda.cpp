@@ -23,7 +23,7 @@ thread_local int64_t asking_policy = 0;
 int (*ask_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing; where there is none nothing can be recorded
 
 c10::Device device_of(int index) {
-  return {c10::dispatchKeyToDeviceType(before_us[int(Place::cuda)].key), c10::DeviceIndex(index)};
+  return {devices[int(Place::cuda)], c10::DeviceIndex(index)};
 }
 c10::Stream current_stream(int device) {
   const c10::Device where = device_of(device);

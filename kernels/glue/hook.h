@@ -20,18 +20,37 @@ using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 template <Place place>
 void install_convolutions(c10::DispatchKey, InForce& in_force);
 
-// What was in force at a place before, and the dispatch key that the place has.
-struct BeforeUs {
-  c10::DispatchKey key = c10::DispatchKey::CPU;
-  Before convolution, traced, backward;
-};
-extern BeforeUs* const before_us;  // by Place
+extern constinit std::array<c10::DeviceType, places> devices;  // by Place
 
 // torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.
 extern constinit thread_local int inside_torch;
 struct InsideTorch {
   InsideTorch() { inside_torch++; }
   ~InsideTorch() { inside_torch--; }
+};
+
+// What was in force for an operator at a place before ours: torch's own kernel, or one of another library.
+template <Place place, class Op, class Signature = typename Op::schema>
+struct Previous;
+template <Place place, class Op, class Return, class... Arguments>
+struct Previous<place, Op, Return(Arguments...)> {
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
+  static inline auto& kernel = immortal<c10::KernelFunction>();
+  static inline c10::DispatchKeySet keys;
+
+  // Registers ours, where torch has one for the key.
+  static void replace(c10::DispatchKey key, torch::CppFunction ours, InForce* in_force = nullptr) {
+    op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
+    if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
+    kernel = in_table(*op, key);
+    keys = c10::DispatchKeySet(key);
+    implement(*op, key, std::move(ours));
+    if (in_force) in_force->watch(*op, key);
+  }
+  static Return call(Arguments... arguments) {
+    const InsideTorch guard;
+    return kernel.call<Return, Arguments...>(*op, keys, std::forward<Arguments>(arguments)...);
+  }
 };
 
 // --- from a decision to a result (decisions.cpp) ----------------------------------------------------------------------
@@ -108,8 +127,5 @@ at::Tensor finished_convolution(
 
 // Those of a place, at each of its dispatch keys.
 void install_routes(Place, const std::vector<c10::DispatchKey>&);
-
-// The two that torch's own path of each convolution by cuDNN calls as well. `torch_cuda` is the library that has torch's kernels of them.
-void install_cudnn_routes(c10::DispatchKey, const char* torch_cuda);
 
 }  // namespace msctx::glue

@@ -13,11 +13,10 @@ namespace {
 auto& in_force_at = immortal<std::array<InForce, places>>();  // by Place
 
 // The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
-void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
+void install_cuda(c10::DispatchKey key) {
   const Silent silent;
   install_convolutions<Place::cuda>(key, in_force_at[int(Place::cuda)]);
   install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
-  install_cudnn_routes(key, torch_cuda);
 }
 
 void install() {
@@ -51,7 +50,7 @@ MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cu
   return problem_of([&] {
     const std::string problem = glue::load_cudnn(cudnn, torch_cuda);
     glue::find_runtime(torch_cuda);
-    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key), torch_cuda);
+    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key));
     return problem;
   });
 }

@@ -317,72 +317,47 @@ at::Tensor& written(First&& first, Rest&&... rest) {
     return written(std::forward<Rest>(rest)...);
 }
 
-// An operator at a device's key, in one of its forms: the kernel that was in force is called as the dispatcher would.
+// An operator at a device's key, in one of its forms.
 template <Place place, class Op, class Signature = typename Op::schema>
 struct Hooked;
 template <Place place, class Op, class Return, class... Arguments>
 struct Hooked<place, Op, Return(Arguments...)> {
-  static inline auto& torchs = immortal<c10::KernelFunction>();
-  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
-  static inline auto& others = immortal<Before>();
   static constexpr std::string_view name = Op::name;
   static constexpr bool is_written = std::is_same_v<Return, at::Tensor&>;  // out= and in-place
   static constexpr Kind kind = name.find("bmm") != name.npos   ? Kind::batches
                                : name.find("mv") != name.npos  ? Kind::vector
                                                                : Kind::matrices;
 
-  static Return pass_on(c10::DispatchKeySet keys, Arguments... arguments) {
-    const InsideTorch guard;
-    if constexpr (place == Place::cpu) {
-      torch::jit::Stack stack;
-      if (others.kernel) (stack.emplace_back(arguments), ...);
-      if (others.kernel && others.call(*op, keys, &stack)) {
-        if constexpr (is_written)
-          return written<Arguments...>(std::forward<Arguments>(arguments)...);
-        else
-          return stack[0].toTensor();
-      }
-    }
-    return torchs.call<Return, Arguments...>(*op, keys, std::forward<Arguments>(arguments)...);
-  }
-
-  static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
-    if (inside_torch > 0 || !asks_for_products(place)) return pass_on(keys, std::forward<Arguments>(arguments)...);
+  static Return run(Arguments... arguments) {
+    const auto pass_on = [&]() -> Return { return Previous<place, Op>::call(std::forward<Arguments>(arguments)...); };
+    if (inside_torch > 0 || !asks_for_products(place)) return pass_on();
     if constexpr (is_composed<Op>) {
       return composed(arguments...);
     } else if constexpr (name == "aten::dot" || name == "aten::vdot") {
       if (name == "aten::vdot" && !std::get<0>(std::tie(arguments...)).is_complex()) return at::dot(arguments...);
       const at::Tensor left = std::get<0>(std::tie(arguments...)).unsqueeze(0);
       const at::Tensor result = computed(place, Kind::vector, {left, std::get<1>(std::tie(arguments...))});
-      return result.defined() ? result.squeeze(0) : pass_on(keys, std::forward<Arguments>(arguments)...);
+      return result.defined() ? result.squeeze(0) : pass_on();
     } else if constexpr (is_written) {
       const Terms terms = terms_of(arguments...);
       at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
       const bool fits = is_at(place, out) && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
       const at::Tensor result = fits ? computed(place, kind, terms, &out == terms.added) : at::Tensor();
-      if (!result.defined()) return pass_on(keys, std::forward<Arguments>(arguments)...);
+      if (!result.defined()) return pass_on();
       at::native::resize_output(out, result.sizes());
       return out.copy_(result), out;
     } else {
       at::Tensor result = computed(place, kind, terms_of(arguments...));
-      return result.defined() ? result : pass_on(keys, std::forward<Arguments>(arguments)...);
+      return result.defined() ? result : pass_on();
     }
   }
 
-  static void install(InForce& in_force) {
-    constexpr c10::DispatchKey key = place == Place::cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1;
-    op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
-    if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
-    if (place == Place::cpu) others = of_another_library(*op, key);  // an NPU's kernels are torch_npu's, which stays
-    torchs = in_table(*op, key);
-    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
-    in_force.watch(*op, key);
-  }
 };
 
 template <Place place, class... Ops>
 void install_all(InForce& in_force) {
-  (Hooked<place, Ops>::install(in_force), ...);
+  constexpr c10::DispatchKey key = place == Place::cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1;
+  (Previous<place, Ops>::replace(key, torch::CppFunction(TORCH_FN((Hooked<place, Ops>::run))), &in_force), ...);
 }
 
 }  // namespace

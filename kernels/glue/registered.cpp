@@ -1,8 +1,6 @@
 // Registration with PyTorch's dispatcher.
 #include "glue/registered.h"
 
-#include <string_view>
-
 // The dispatcher lends its table to the classes of this template. Each call of an operator reads the same entry in the same way, also
 // while another library registers a kernel. What torch offers, getComputedKernelForDispatchKey, adds to a list of the kernel's without a
 // lock, and never takes it away: it is asked where the answer is to be kept, not at each entry of a context.
@@ -39,30 +37,6 @@ std::string InForce::problem() {
     return kernel.op.schema().name() + " is served by another library's kernel (" + kernel.name + ")";
   }
   return "";
-}
-
-bool Before::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
-  if (!kernel) return false;
-  try {
-    kernel->callBoxed(op, keys, stack);
-    return true;
-  } catch (const c10::Error& error) {
-    if (std::string_view(error.what()).find("SafeKernelFunction has been invalidated") == std::string_view::npos) throw;
-    return false;
-  }
-}
-
-Before before(const c10::OperatorHandle& op, c10::DispatchKey key) {
-  if (!op.hasKernelForDispatchKey(key)) return {};
-  return {op.getComputedKernelForDispatchKey(key)};
-}
-
-Before of_another_library(const c10::OperatorHandle& op, c10::DispatchKey key) {
-  // Those that torch generates read: registered at …/build/aten/src/ATen/RegisterCUDA_3.cpp:123
-  constexpr std::string_view torchs = "aten/src/ATen/Register";
-  Before found = before(op, key);
-  const bool is_torchs = found.kernel && found.kernel->debug().find(torchs) != std::string::npos;
-  return is_torchs ? Before{} : found;
 }
 
 // One Library for each namespace and key; never destroyed: to un-register while threads run is not safe.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -13,18 +12,8 @@ namespace msctx::glue {
 
 constexpr const char* mark = "msctx native core";  // how the dispatcher's own tables show our kernels
 
-// The kernel that was in force at a key before ours, if there was one.
-struct Before {
-  std::optional<c10::SafeKernelFunction> kernel;
-  // Calls it; false where there is none, or where it has been taken away since: then torch's own is to be called.
-  bool call(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const;
-};
-
-// What the dispatcher calls at a key now.
+// What the dispatcher calls at a key now. A copy can be called as long as the process lives, also where its library takes it away.
 const c10::KernelFunction& in_table(const c10::OperatorHandle&, c10::DispatchKey);
-Before before(const c10::OperatorHandle&, c10::DispatchKey);
-// The same where another library has registered it, and it is not torch's own kernel of a back end.
-Before of_another_library(const c10::OperatorHandle&, c10::DispatchKey);
 torch::Library& library(const std::string& ns, c10::DispatchKey);
 // Registers a kernel of ours.
 void implement(const c10::OperatorHandle&, c10::DispatchKey, torch::CppFunction kernel);

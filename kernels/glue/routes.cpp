@@ -9,9 +9,12 @@
 #include <ATen/ops/_slow_conv2d_forward_ops.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv_depthwise3d_ops.h>
+#include <ATen/ops/cudnn_convolution_ops.h>
+#include <ATen/ops/cudnn_convolution_transpose_ops.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/linear_ops.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mkldnn_convolution_ops.h>
 #include <ATen/ops/ones.h>
@@ -22,8 +25,6 @@
 #include <ATen/ops/slow_conv_transpose3d_ops.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
-
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
@@ -215,7 +216,7 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
     const bool is_called = std::find(std::begin(called_by_torch), std::end(called_by_torch), op.name) != std::end(called_by_torch);
     if (is_called) return !op.overload_name.empty() && op.overload_name != "output_mask";  // out=, and one gradient's out=
-    if (op.name == "aten::cudnn_convolution") return op.overload_name == "out";  // of the other one see install_cudnn_routes
+    if (op.name == "aten::cudnn_convolution") return op.overload_name == "out";  // the other one is called often, too
     const bool is_fused = op.name == "aten::cudnn_convolution_relu" || op.name == "aten::cudnn_convolution_add_relu";
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
@@ -254,14 +255,14 @@ class Route : public c10::OperatorKernel {
   Route(const c10::OperatorHandle& op, Place place, c10::DispatchKey key)
       : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name(), op.schema().overload_name())),
         is_transparent_(is_differentiated_ || (row_ && row_->keys == either)),
-        before_(is_transparent_ ? Before{op.getComputedKernelForDispatchKey(key)} : before(op, key)) {}
+        before_(in_table(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     bool is_asked_here = is_asked(place_);
     const bool is_kept = is_asked_here && row_ && is_invariant(place_);
     if (is_kept && composes()) return row_->composed().callBoxed(op, keys, stack);
     if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
-    if (is_transparent_) return void(before_.call(op, keys, stack));
+    if (is_transparent_) return before_.callBoxed(op, keys, stack);
     if (is_asked_here) {
       std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
@@ -272,7 +273,7 @@ class Route : public c10::OperatorKernel {
       count_route(place_, name, is_backward, found[is_backward || adds], found[(is_backward || adds) + 1]);
     }
     const InsideTorch guard;
-    if (!before_.call(op, keys, stack)) op.redispatchBoxed(c10::DispatchKeySet(), stack);
+    before_.callBoxed(op, keys, stack);
   }
 
  private:
@@ -285,85 +286,35 @@ class Route : public c10::OperatorKernel {
   const bool is_differentiated_;
   const OfTorch* const row_;
   const bool is_transparent_;  // what it is made of is hooked
-  const Before before_;
+  const c10::KernelFunction before_;
 };
 
-void install_boxed(const c10::OperatorHandle& op, Place place, c10::DispatchKey key) {
-  implement(op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(op, place, key)));
-}
-
-// A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. The
-// kernel that was in force is called as the dispatcher would.
+// A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond.
 template <Place place, class Op, class Signature = typename Op::schema>
 struct Direct;
 template <Place place, class Op, class Return, class... Arguments>
 struct Direct<place, Op, Return(Arguments...)> {
-  static inline auto& torchs = immortal<c10::KernelFunction>();
-  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
-
-  static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
+  static Return run(Arguments... arguments) {
     if (is_asked(place)) {
       constexpr bool is_backward = std::string_view(Op::name).find("backward") != std::string_view::npos;
       const auto all = std::tie(arguments...);  // of a backward pass the gradient comes first
       count_route(place, Op::name, is_backward, std::get<is_backward>(all), std::get<is_backward + 1>(all));
     }
-    return torchs.call<Return, Arguments...>(*op, keys, std::forward<Arguments>(arguments)...);
-  }
-
-  static void install(c10::DispatchKey key) {
-    op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
-    if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
-    if (of_another_library(*op, key).kernel) return install_boxed(*op, place, key);
-    torchs = in_table(*op, key);
-    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
-  }
-};
-
-// The same of cuDNN's two, where torch's kernel is called by its address.
-template <class Signature>
-struct ByAddress;
-template <class... Rest>
-struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
-  static inline at::Tensor (*torchs)(const at::Tensor&, const at::Tensor&, Rest...) = nullptr;
-  static inline auto& name = immortal<std::string>();
-
-  static at::Tensor run(const at::Tensor& input, const at::Tensor& weight, Rest... rest) {
-    if (is_asked(Place::cuda)) count_route(Place::cuda, name, false, input, weight);
-    return torchs(input, weight, std::forward<Rest>(rest)...);
-  }
-
-  // Another library's kernel, and one of torch's that is not to be found, are called boxed.
-  static void install(const char* operator_name, c10::DispatchKey key, void* library_of_torch, const char* symbol) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(operator_name, "");
-    void* address = library_of_torch ? dlsym(library_of_torch, symbol) : nullptr;
-    if (!address || of_another_library(op, key).kernel) return install_boxed(op, Place::cuda, key);
-    name = operator_name;
-    torchs = reinterpret_cast<decltype(torchs)>(address);
-    implement(op, key, torch::CppFunction(run));
+    return Previous<place, Op>::call(std::forward<Arguments>(arguments)...);
   }
 };
 
 // A linear layer of 16 bits whose input is not contiguous: torch rounds its products before it adds the bias, and for one row it does not.
-struct Linear {
-  static inline auto& torchs = immortal<c10::KernelFunction>();
-  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
-
-  static at::Tensor run(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-    const bool is_rounded = input.dim() > 2 && input.element_size() == 2 && !input.is_contiguous() && is_asked(Place::cpu) && is_invariant(Place::cpu);
-    return torchs.call<at::Tensor, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&>(
-        *op, keys, is_rounded ? input.contiguous() : input, weight, bias);
-  }
-
-  static void install() {
-    op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
-    torchs = in_table(*op, c10::DispatchKey::AutogradCPU);
-    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) implement(*op, key, torch::CppFunction(TORCH_FN(run)));
-  }
-};
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  using Torchs = Previous<Place::cpu, at::_ops::linear>;
+  const bool is_rounded = input.dim() > 2 && input.element_size() == 2 && !input.is_contiguous() && is_asked(Place::cpu) && is_invariant(Place::cpu);
+  return Torchs::kernel.call<at::Tensor, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&>(
+      *Torchs::op, Torchs::keys, is_rounded ? input.contiguous() : input, weight, bias);
+}
 
 template <Place place, class... Ops>
 void install_direct(c10::DispatchKey key) {
-  (Direct<place, Ops>::install(key), ...);
+  (Previous<place, Ops>::replace(key, torch::CppFunction(TORCH_FN((Direct<place, Ops>::run)))), ...);
 }
 template <Place place>
 constexpr auto install_slow = install_direct<
@@ -378,27 +329,18 @@ void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
     for (const c10::DispatchKey key : std::views::reverse(keys))
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
-          install_boxed(*op, place, key);
+          implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(*op, place, key)));
   if (place == Place::cpu) {
-    Linear::install();
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU})
+      Previous<Place::cpu, at::_ops::linear>::replace(key, torch::CppFunction(TORCH_FN(linear)));
     install_direct<Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::slow_conv3d_forward>(keys.front());
     install_slow<Place::cpu>(keys.front());
   } else {
-    install_direct<Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d>(keys.front());
+    install_direct<
+        Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d, at::_ops::cudnn_convolution, at::_ops::cudnn_convolution_transpose>(
+        keys.front());
     install_slow<Place::cuda>(keys.front());
   }
-}
-
-void install_cudnn_routes(c10::DispatchKey key, const char* torch_cuda) {
-  using Tensor = const at::Tensor&;
-  void* found = dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD);
-  // at::cuda::cudnn_convolution_symint and …_transpose_symint
-  ByAddress<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
-      "aten::cudnn_convolution", key, found,
-      "_ZN2at4cuda24cudnn_convolution_symintERKNS_6TensorES3_N3c108ArrayRefINS4_6SymIntEEES7_S7_S6_bbb");
-  ByAddress<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
-      "aten::cudnn_convolution_transpose", key, found,
-      "_ZN2at4cuda34cudnn_convolution_transpose_symintERKNS_6TensorES3_N3c108ArrayRefINS4_6SymIntEEES7_S7_S7_S6_bbb");
 }
 
 }  // namespace msctx::glue
