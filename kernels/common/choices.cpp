@@ -16,12 +16,6 @@ namespace {
 std::mutex& lock = fork_safe_mutex();
 auto& known = immortal<std::unordered_map<std::string, std::weak_ptr<Conditions>>>();
 
-void raise_to(std::atomic<int64_t>& to, int64_t value) {
-  int64_t now = to.load(std::memory_order_relaxed);
-  while (now < value && !to.compare_exchange_weak(now, value, std::memory_order_relaxed)) {
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<Conditions> Conditions::of(const Json& rule) {
@@ -52,35 +46,24 @@ bool Conditions::hold_for(const ConvText& t, bool any_module) const {
   return true;
 }
 
-void Conditions::note(bool held, int64_t books) {
-  if (held) raise_to(held_, books);
-  raise_to(compared_, books);
-}
-
 namespace {
 
-std::atomic<int64_t> opened{0};
 struct Log {
   std::unordered_map<std::string_view, std::shared_ptr<Logged>> known;  // by their JSON
-  Book* const process = new Book;
-  std::vector<Book*> open{process};  // in the order of opening
-  int64_t numbers = 0, uses = 0;
+  int64_t numbers = 0, uses = 0, dropped = 0;
 };
 Log& log = immortal<Log>();
+const Book& of_process = immortal<Book>();
 
-// A quarter at once: to look for the oldest one costs as much as to look for many.
-template <class Rows, class Of, class Gone>
-void bound(Rows& rows, const Of& choice_of, const Gone& gone) {
-  if (rows.size() <= Book::most_rows) return;
+// A quarter goes at once: to look for the oldest one costs as much as to look for many. Returns how many have gone.
+template <class Rows, class Of>
+int64_t bound(Rows& rows, const Of& choice_of) {
+  if (rows.size() <= Book::most_rows) return 0;
   std::vector<int64_t> used;
-  for (const auto& row : rows) used.push_back(choice_of(row)->used);
+  for (const auto& [_, row] : rows) used.push_back(choice_of(row).used);
   const auto quarter = used.begin() + std::ptrdiff_t(used.size() / 4);
   std::nth_element(used.begin(), quarter, used.end());
-  for (auto row = rows.begin(); row != rows.end();) {
-    const bool goes = choice_of(*row)->used < *quarter;
-    if (goes) gone();
-    row = goes ? rows.erase(row) : std::next(row);
-  }
+  return int64_t(std::erase_if(rows, [&](const auto& one) { return choice_of(one.second).used < *quarter; }));
 }
 
 std::string json_of(const Choice& c) {
@@ -97,12 +80,6 @@ std::string json_of(const Choice& c) {
   return json += "],";
 }
 
-void add(Counts& to, const Counts& counts) {
-  to.calls += counts.calls;
-  to.weights_kept += counts.weights_kept;
-  to.weights_prepared += counts.weights_prepared;
-}
-
 }  // namespace
 
 std::shared_ptr<Logged> record(const Choice& choice) {
@@ -112,82 +89,63 @@ std::shared_ptr<Logged> record(const Choice& choice) {
   if (!is_new) return found->second;
   made->number = ++log.numbers;
   made->used = ++log.uses;
-  // one that a decision still has may be met anew as another one: see rows
-  bound(log.known, [](const auto& row) { return row.second; }, [] {});
+  log.dropped += bound(log.known, [](const auto& row) -> const Logged& { return *row; });
   return made;
 }
 
-int64_t books_opened() { return opened.load(std::memory_order_acquire); }
+void Counts::add(const Counts& more, int64_t times) {
+  calls += times * more.calls;
+  weights_kept += times * more.weights_kept;
+  weights_prepared += times * more.weights_prepared;
+}
 
-void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again, int64_t books) {
+void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again) {
   const std::lock_guard<std::mutex> guard(lock);
-  choice->used = ++log.uses;
-  choice->computed_again += computed_again;
-  const auto book = std::find_if(log.open.rbegin(), log.open.rend(), [&](const Book* one) { return one->opened_ <= books; });
-  (*book)->own_.add(choice, counts);
-}
-
-void Book::Rows::add(const std::shared_ptr<Logged>& choice, const Counts& counts) {
-  msctx::add(counted[choice], counts);
-  bound(counted, [](const auto& row) { return row.first; }, [&] { dropped++; });
-}
-
-void Book::Rows::add(const Rows& others) {
-  for (const auto& [choice, counts] : others.counted) add(choice, counts);
-  dropped += others.dropped;
+  Logged& counted = *log.known.try_emplace(choice->json, choice).first->second;  // it may have been dropped, and met anew as another one
+  counted.used = ++log.uses;
+  counted.computed_again += computed_again;
+  counted.counts.add(counts);
 }
 
 void Book::open() {
   const std::lock_guard<std::mutex> guard(lock);
-  log.open.push_back(this);
-  opened_ = opened.fetch_add(1, std::memory_order_acq_rel) + 1;
+  at_opening_.clear(), rules_at_opening_.clear();
+  for (const auto& [_, row] : log.known) at_opening_.emplace_back(row->number, row->counts);
+  for (const auto& rule : rules_) rules_at_opening_.emplace_back(rule->compared, rule->held);
+  dropped_at_opening_ = log.dropped;
+  is_open_ = true;
 }
 
-Book::Rows Book::latest() const {
-  const std::vector<Book*>& open = log.open;
-  Rows found;
-  for (auto one = std::find(open.begin(), open.end(), this); one != open.end(); ++one) found.add((*one)->own_);
-  return found;
+void Book::add_latest(Rows& to) const {
+  if (!is_open_) return;
+  std::unordered_map<int64_t, Counts> before(at_opening_.begin(), at_opening_.end());
+  for (const auto& [json, row] : log.known) {
+    Counts more = row->counts;
+    more.add(before[row->number], -1);
+    if (more.calls) to.counted.try_emplace(json, row, Counts{}).first->second.second.add(more);
+  }
+  to.dropped += log.dropped - dropped_at_opening_;
+  to.dropped += bound(to.counted, [](const auto& row) -> const Logged& { return *row.first; });
 }
 
 void Book::close() {
   const std::lock_guard<std::mutex> guard(lock);
-  const auto here = std::find(log.open.rbegin(), log.open.rend(), this);
-  if (here == log.open.rend()) return;
-  before_.add(latest());
-  const auto place = std::prev(here.base());
-  (*std::prev(place))->own_.add(own_);  // the process's is open before all others
-  own_ = {};
-  log.open.erase(place);
+  add_latest(before_);
+  is_open_ = false;
 }
 
 int Book::unmatched(int from) const {
-  for (int i = from; i < int(rules_.size()); i++)
-    if (rules_[size_t(i)]->failed_since(opened_)) return i;
+  for (size_t i = size_t(from); i < rules_at_opening_.size(); i++)
+    if (rules_[i]->compared > rules_at_opening_[i].first && rules_[i]->held == rules_at_opening_[i].second) return int(i);
   return -1;
-}
-
-Book::~Book() {
-  try {
-    close();
-  } catch (const std::exception&) {  // no memory: what was counted is lost
-    const std::lock_guard<std::mutex> guard(lock);
-    std::erase(log.open, this);
-  }
 }
 
 std::string Book::rows() const {
   const std::lock_guard<std::mutex> guard(lock);
-  Rows all = latest();
-  all.add(before_);
-  std::unordered_map<std::string_view, std::pair<const Logged*, Counts>> merged;
-  for (const auto& [choice, counts] : all.counted) {
-    auto& [first, sum] = merged[choice->json];
-    if (!first) first = choice.get();
-    add(sum, counts);
-  }
+  Rows all = before_;
+  add_latest(all);
   std::vector<std::pair<const Logged*, Counts>> found;
-  for (const auto& [_, row] : merged) found.push_back(row);
+  for (const auto& [_, row] : all.counted) found.emplace_back(row.first.get(), row.second);
   std::ranges::sort(found, {}, [](const auto& row) { return row.first->number; });
   std::string json;
   number(json += '{', "dropped", all.dropped);
@@ -223,7 +181,7 @@ int msctx_book_close(Book* book) {
 int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
 
 char* msctx_book_rows(const Book* book) try {
-  return strdup((book ? book : log.process)->rows().c_str());
+  return strdup((book ? *book : of_process).rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

@@ -120,9 +120,9 @@ std::vector<bool> Policy::holding(const ConvText& t, Direction direction) const 
   return found;
 }
 
-void Policy::note(const std::vector<bool>& held, Direction direction, int64_t books) const {
+void Policy::note(const std::vector<bool>& held, Direction direction) const {
   for (size_t i = 0; i < rules_.size(); i++)
-    if (rules_[i].is_for(direction)) rules_[i].conditions->note(held[i], books);
+    if (rules_[i].is_for(direction)) rules_[i].conditions->compared++, rules_[i].conditions->held += held[i];
 }
 
 // The first rule that matches and names the direction, else the option.
@@ -153,12 +153,12 @@ Decided Policy::keep(const std::string& key, Decided decision, bool instead) {
   return kept;
 }
 
-Decided Policy::decide(const ConvCall& call, Direction direction, int threads, int64_t books) {
+Decided Policy::decide(const ConvCall& call, Direction direction, int threads) {
   if (!asks(direction) && rules_.empty()) return nullptr;
   const std::string key = key_of(call, direction, threads);
   Decided found = known(key);
   if (!found) found = keep(key, make(call, direction, threads, ""));
-  note(found->held, direction, books);
+  note(found->held, direction);
   return found->choice ? found : nullptr;
 }
 
@@ -331,9 +331,9 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   return words;
 }
 
-Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
+Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {
   const std::vector<bool> held = holding(problem, direction);
-  note(held, direction, books);
+  note(held, direction);
   Choice choice;
   choice.asked = asked_for(direction, held);
   if (choice.asked.empty() || choice.asked == only_recorded) return nullptr;
@@ -394,9 +394,8 @@ int msctx_put_in_force(Place place, const char* wanted, const ConvTable* table) 
 int msctx_take(Place place, const Taken** taken) {
   return done([&] {
     const std::lock_guard<std::mutex> guard(policy_lock);
-    const int64_t books = books_opened();
     const std::shared_ptr<Policy>& policy = policies.in_force[int(place)];
-    *taken = policy ? new Call{*policy, policy, books} : nullptr;
+    *taken = policy ? new Call{*policy, policy} : nullptr;
   });
 }
 
@@ -406,7 +405,7 @@ int msctx_decide(const Taken* taken, const ConvCall* given, Direction direction,
   return done([&] {
     Call& call = call_of(taken);
     Decided& decided = call.decided[int(direction)];
-    decided = again ? call.policy->decide_again(*given, direction, threads, "") : call.policy->decide(*given, direction, threads, call.books);
+    decided = again ? call.policy->decide_again(*given, direction, threads, "") : call.policy->decide(*given, direction, threads);
     if (again) msctx_decide_anew();
     *decision = decided.get();
   });
@@ -424,7 +423,7 @@ int msctx_refuse(
       text.transposed = "false";
     }
     Decided& decided = call.decided[int(direction)];
-    decided = call.policy->refuse(direction, text, reason, call.books);
+    decided = call.policy->refuse(direction, text, reason);
     *decision = decided.get();
   });
 }
@@ -441,9 +440,9 @@ int msctx_compute(
   return done([&] { again = call_of(taken).policy->compute(*row, *p, op, *t, kept, *memory, *parallel); }) ? again : -1;
 }
 
-void msctx_count(const Taken* taken, const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
+void msctx_count(const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
   done([&] {  // without memory it is not counted
-    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again, call_of(taken).books);
+    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again);
   });
 }
 

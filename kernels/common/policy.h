@@ -36,7 +36,7 @@ std::string line_of(const ConvText&);
 
 // --- where rules hold, what ran, and why: one row for each distinct call, counted (choices.cpp) -----------------------
 
-// Where a rule holds. The same conditions are one object: policies note in it what books ask of it.
+// Where a rule holds. The same conditions are one object: policies count in it what books ask of it.
 class Conditions {
  public:
   // `rule`: a ConvRule of Python's (msctx/options/conv_policy.py).
@@ -45,14 +45,10 @@ class Conditions {
   // `any_module`: or may, for a call whose module is not known yet.
   bool hold_for(const ConvText&, bool any_module = false) const;
 
-  // A call was compared with them; `books` as in count.
-  void note(bool held, int64_t books);
-  // Whether calls that began when this many books had been opened, or more, were compared with them, and they held for none.
-  bool failed_since(int64_t books) const { return compared_ >= books && held_ < books; }
+  std::atomic<int64_t> compared{0}, held{0};  // calls
 
  private:
   std::vector<std::pair<std::string, std::string>> all_;
-  std::atomic<int64_t> compared_{-1}, held_{-1};  // the largest `books` so far
 };
 
 struct Choice {
@@ -63,6 +59,11 @@ struct Choice {
   std::vector<std::string> reasons;
 };
 
+// What is counted of a choice.
+struct Counts {
+  int64_t calls = 0, weights_kept = 0, weights_prepared = 0;  // the latter: forms of weights that were found, that were made
+  void add(const Counts& more, int64_t times = 1);
+};
 // One in the log. As small as this, it lies in no gap that aligned tensors leave around them: there it would keep their memory apart.
 struct Logged {
   const std::string json;  // its members
@@ -70,29 +71,21 @@ struct Logged {
   int64_t number = 0;  // in the order in which they were first met, from 1 on
   int64_t used = 0;    // when it was last counted, in counts
   int64_t computed_again = 0;
+  Counts counts = {};
 };
 // The equal one, or this one from now on.
 std::shared_ptr<Logged> record(const Choice&);
 
-// What is counted of a choice.
-struct Counts {
-  int64_t calls = 0, weights_kept = 0, weights_prepared = 0;  // the latter: forms of weights that were found, that were made
-};
-// `books`: of books_opened, taken before the call's policy.
-void count(const std::shared_ptr<Logged>&, const Counts&, bool computed_again, int64_t books);
-// How many books have been opened until now. A call counts in none that was opened after it began: it may run by what held before.
-int64_t books_opened();
+void count(const std::shared_ptr<Logged>&, const Counts&, bool computed_again);
 
-// What was counted while something was open: a process, a context. A call belongs to all that are open. To count costs the same with any
-// number of them: it is counted for the one that was opened last, which gives what it has to the one before when it closes. A context's
-// is opened once its policy is in force, and closed before that is put back.
+// What was counted while something was open: a process, a context. A call belongs to all that are open when it ends: each subtracts what
+// the log had counted when it was opened. A context's is opened once its policy is in force, and closed before that is put back.
 struct Book {
   static constexpr size_t most_rows = 4096;
 
   explicit Book(std::vector<std::shared_ptr<Conditions>> rules = {}) : rules_(std::move(rules)) {}
   void open();
   void close();
-  ~Book();
 
   // As JSON, in the order of their numbers.
   std::string rows() const;
@@ -101,17 +94,17 @@ struct Book {
 
  private:
   struct Rows {
-    std::unordered_map<std::shared_ptr<Logged>, Counts> counted;
+    std::unordered_map<std::string_view, std::pair<std::shared_ptr<Logged>, Counts>> counted;  // by their JSON
     int64_t dropped = 0;
-    void add(const std::shared_ptr<Logged>&, const Counts&);
-    void add(const Rows&);
   };
-  friend void count(const std::shared_ptr<Logged>&, const Counts&, bool, int64_t);
-  Rows latest() const;  // what was counted since it was opened; the lock is held
+  void add_latest(Rows&) const;  // what was counted since it was opened; the lock is held
 
   const std::vector<std::shared_ptr<Conditions>> rules_;
-  Rows before_, own_;
-  int64_t opened_ = 0;  // its number among all; the process's comes first
+  std::vector<std::pair<int64_t, int64_t>> rules_at_opening_;  // Conditions::compared and held
+  std::vector<std::pair<int64_t, Counts>> at_opening_;         // by the numbers in the log
+  int64_t dropped_at_opening_ = 0;
+  bool is_open_ = true;  // the process's, from the first call on
+  Rows before_;          // while it was open before
 };
 
 // --- how fast rows are on single problems: measured by this process, or read from a file by Python (tuning.cpp) -------
@@ -177,12 +170,12 @@ class Policy : public Taken {
  public:
   Policy(const Json&, const ConvTable&);
 
-  // `threads` are those that torch would use; `books` as in count.
-  Decided decide(const ConvCall&, Direction, int threads, int64_t books);
+  // `threads` are those that torch would use.
+  Decided decide(const ConvCall&, Direction, int threads);
   // Decides a call of `performance` anew, for good: by the result that is known by now, or as `normal` would, and why.
   Decided decide_again(const ConvCall&, Direction, int threads, const std::string& why_not_measured);
   // A call that is not ours to compute: to be refused.
-  Decided refuse(Direction, const ConvText&, const std::string& reason, int64_t books);
+  Decided refuse(Direction, const ConvText&, const std::string& reason);
 
   // Whether a row of ours would compute the call, whose module is not known yet: under some of the rules that may hold for it.
   bool may_compute(const ConvCall&, Direction, int threads) const;
@@ -205,7 +198,7 @@ class Policy : public Taken {
     bool is_for(Direction) const;
   };
   std::vector<bool> holding(const ConvText&, Direction) const;
-  void note(const std::vector<bool>& held, Direction, int64_t books) const;
+  void note(const std::vector<bool>& held, Direction) const;
   std::string asked_for(Direction, const std::vector<bool>& held) const;
   std::string asked_by_option(Direction) const;
   bool asks(Direction d) const { return requests >> int(d) & 1; }
@@ -268,7 +261,6 @@ inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.
 // What msctx_take gives, with what belongs to it.
 struct Call : Taken {
   const std::shared_ptr<Policy> policy;
-  const int64_t books;            // how many were opened by then: see Book
   Decided decided[directions]{};  // the last decisions
 };
 inline Call& call_of(const Taken* taken) { return *const_cast<Call*>(static_cast<const Call*>(taken)); }

@@ -1,11 +1,13 @@
 // Torch's CPU allocator while a context counts memory: caps on all that is allocated since they were set, and a small cache of large
 // blocks, since fresh pages cost more than most operators. Installed once, for the life of the process; outside of contexts it passes all
-// on to torch's own. oneDNN releases by the allocator that is in force then, which therefore has to know its own blocks.
+// on to torch's own. oneDNN releases by the allocator that is in force then, which therefore has to know its own blocks. Scratch of our
+// kernels always comes from here.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <unordered_map>
 #include <utility>
@@ -19,10 +21,12 @@ namespace {
 
 constexpr size_t alignment = 64, page = 4096, large = size_t(256) << 10;  // malloc keeps the pages of smaller blocks
 constexpr int64_t most_idle_blocks = 1024;
+constexpr int64_t most_scratch = int64_t(256) << 20;  // idle, where no context counts memory
+constexpr int64_t most_outside = int64_t(64) << 20;   // of scopes: one that is entered for each step or request finds it
 
 struct Block {
   size_t bytes, capacity;  // requested; of the memory
-  int64_t caps_opened;     // when it was allocated: these count it
+  int64_t caps_opened;     // when it was allocated: these count it; -1: none does
 };
 struct Idle {
   size_t capacity;
@@ -64,6 +68,7 @@ int64_t shrink_to(int64_t bytes) {
 
 // How many bytes may be idle when so many more are in use.
 int64_t most_idle(int64_t more = 0) {
+  if (kept.percent < 0) return msctx_in_force(Place::cpu) ? most_scratch : most_outside;
   const int64_t used = kept.caps[0].current + more, highest = std::max(kept.highest, used);
   return std::max<int64_t>(0, highest * kept.percent / 100 - used);
 }
@@ -103,7 +108,7 @@ void* allocate(size_t bytes, bool is_last_try, Cap& why) {
     kept.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
     return why = cap, nullptr;
   }
-  Block block{bytes, bytes, kept.caps_opened};
+  Block block{bytes, bytes, is_open ? kept.caps_opened : -1};
   void* data = take_idle(block);
   shrink_to(room);
   const auto has_memory = [&] { return data || !posix_memalign(&data, kept.percent ? alignment : page, bytes); };
@@ -147,26 +152,22 @@ std::string message(size_t bytes, const Cap& why) {
       ". The cap is max_device_memory (" + why.origin + "); it counts PyTorch's CPU tensors allocated since it was set, and workspaces.";
 }
 
-// What is kept of weights, and scratch that no call uses.
-void drop_workspaces() {
-  drop_kept_weights(true);
-  trim_scratch(true);
+void* taken(size_t bytes) {
+  Cap why{};
+  void* data = allocate(bytes, false, why);
+  if (!data) drop_kept_weights(true), data = allocate(bytes, true, why);
+  if (!data) {
+    c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+    C10_THROW_ERROR(OutOfMemoryError, message(bytes, why));
+  }
+  c10::profiledCPUMemoryReporter().New(data, bytes);
+  return data;
 }
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (!is_open.load(std::memory_order_relaxed)) return torchs().allocate(bytes);
-    void* data = nullptr;
-    if (bytes) {
-      Cap why{};
-      data = glue::allocate(bytes, false, why);
-      if (!data) drop_workspaces(), data = glue::allocate(bytes, true, why);
-      if (!data) {
-        c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-        C10_THROW_ERROR(OutOfMemoryError, message(bytes, why));
-      }
-      c10::profiledCPUMemoryReporter().New(data, bytes);
-    }
+    void* const data = bytes ? taken(bytes) : nullptr;
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_anybodys; }
@@ -175,6 +176,17 @@ struct Allocator final : c10::Allocator {
 Allocator& ours = immortal<Allocator>();  // storages refer to it for as long as they live
 
 }  // namespace
+
+// In eight sizes to each doubling: ever larger exact ones would each find all idle blocks too small.
+void* take_scratch(size_t bytes) {
+  const size_t step = std::bit_floor(std::max(bytes, page)) / 8;
+  return taken((bytes + step - 1) / step * step);
+}
+void release_scratch(void* data) { release(data); }
+void trim_scratch() {
+  const std::lock_guard<std::mutex> guard(lock);
+  shrink_to(most_idle());
+}
 
 // Memory is counted, and blocks are kept (see Kept; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
 // allocator again. "" or why not.
@@ -185,12 +197,12 @@ MSCTX_API const char* msctx_pool_set(int percent) {
       c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
       if (c10::GetCPUAllocator() != &ours) return "torch keeps an allocator that was set with a higher priority";
     }
-    if (percent < 0) drop_workspaces();  // they are of this allocator
+    if (percent < 0) drop_kept_weights(true);  // they would go on to count
     is_open = percent >= 0;
     const std::lock_guard<std::mutex> guard(lock);
     kept.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
     kept.percent = percent, kept.highest = kept.caps[0].current;
-    shrink_to(most_idle());
+    shrink_to(percent < 0 ? 0 : most_idle());
     for (void* data : std::exchange(kept.retired, {})) std::free(data);
     return "";
   });
@@ -200,7 +212,7 @@ MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &ours
 
 // A new cap, with `number` 0, or another limit for one, which goes on counting. Returns its number.
 MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origin) {
-  if (!number) drop_workspaces();  // those that are made from now on count
+  if (!number) drop_kept_weights(true);  // those that are made from now on count
   const std::lock_guard<std::mutex> guard(lock);
   if (number) return cap_of(number)->origin = origin, cap_of(number)->limit = limit, number;
   kept.caps.push_back({.number = kept.caps_opened + 1, .limit = limit, .origin = origin});
@@ -226,7 +238,6 @@ MSCTX_API void msctx_pool_reset_peak() {
 
 MSCTX_API int64_t msctx_pool_empty_cache() {
   drop_kept_weights();  // of weights that are gone
-  trim_scratch(true);
   const std::lock_guard<std::mutex> guard(lock);
   return shrink_to(0);
 }

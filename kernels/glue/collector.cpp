@@ -39,34 +39,23 @@ class Makers {
   // Of the node that this thread makes next; the last call counts.
   void remember(int64_t number, const Maker& maker) {
     const std::lock_guard<std::mutex> guard(lock_);
-    const uint64_t thread = at::RecordFunction::currentThreadId();
-    const auto [found, is_new] = of_threads_.try_emplace(thread);
-    Kept& kept = found->second;
-    if (kept.latest.size() >= most) kept.before = std::exchange(kept.latest, {});
-    kept.latest[number] = maker;
-    if (!is_new) return;
-    order_.push_back(thread);
-    if (order_.size() > most_threads) of_threads_.erase(order_.front()), order_.pop_front();
+    if (latest_.size() >= most) before_ = std::exchange(latest_, {});
+    latest_[key_of(at::RecordFunction::currentThreadId(), number)] = maker;
   }
 
   // Of a node that a thread has made; nothing where that is long ago.
   Maker find(uint64_t thread, int64_t number) {
     const std::lock_guard<std::mutex> guard(lock_);
-    const auto kept = of_threads_.find(thread);
-    if (kept == of_threads_.end()) return {};
-    for (const auto* one : {&kept->second.latest, &kept->second.before})
-      if (const auto found = one->find(number); found != one->end()) return found->second;
+    for (const auto* one : {&latest_, &before_})
+      if (const auto found = one->find(key_of(thread, number)); found != one->end()) return found->second;
     return {};
   }
 
  private:
-  static constexpr size_t most = 1 << 15, most_threads = 256;  // nodes of a thread, twice; threads
-  struct Kept {
-    std::unordered_map<int64_t, Maker> latest, before;
-  };
+  static constexpr size_t most = 1 << 17;  // nodes, twice
+  static uint64_t key_of(uint64_t thread, int64_t number) { return thread << 40 ^ uint64_t(number); }
   std::mutex& lock_ = fork_safe_mutex();
-  std::unordered_map<uint64_t, Kept> of_threads_;
-  std::deque<uint64_t> order_;
+  std::unordered_map<uint64_t, Maker> latest_, before_;
 };
 Makers& makers = immortal<Makers>();
 

@@ -52,12 +52,11 @@ class Keeper {
 // What the forms of an algorithm depend on.
 std::string key_of(const ConvAlgorithm&, ConvProblem, Op);
 
-// Memory that calls use for a while, from torch's allocator, so that it counts in torch's statistics and caps. For any thread. It is kept
-// for the next call, since fresh pages cost more than many convolutions.
+// Memory that calls use for a while, of our allocator (allocator.cpp), also where that counts no tensors. For any thread.
 void* take_scratch(size_t bytes);
 void release_scratch(void* data);
-// Gives back most of what no call uses now: no policy is in force any more. With `all`, all of it.
-void trim_scratch(bool all = false);
+// Gives back most of what no call uses now: no policy is in force any more.
+void trim_scratch();
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
 void drop_kept_weights(bool all = false);

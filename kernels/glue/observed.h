@@ -146,8 +146,7 @@ void end_running(const Running& before);
 
 // --- overflow, and deterministic mode -------------------------------------------------------------------------------------
 
-// Whether its results hold what is not finite and nothing that went into it does, or nothing that reaches the same place: an infinity is
-// passed on, with either sign. A reader may want what is passed on, too: then NaN, and what a parameter holds, is reported, and what
+// Whether its results hold what is not finite and nothing that went into it does: an infinity is passed on, with either sign. A reader may want what is passed on, too: then NaN, and what a parameter holds, is reported, and what
 // cannot be read. `wanted`: see Reader. `before`: what was known of the arguments that are written to.
 bool has_overflowed(
     const Operator&, int wanted, const std::vector<c10::IValue>& arguments,

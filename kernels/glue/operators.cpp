@@ -36,18 +36,6 @@ constexpr std::string_view of_ours[] = {"aten::linear", "aten::lstm"};
 constexpr std::string_view of_moves[] = {
     "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
     "aten::put_", "aten::index_fill_"};
-// They add what may be a mask to a product.
-constexpr std::string_view of_sums[] = {
-    "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
-    "aten::addr", "aten::addr_", "aten::_addmm_activation"};
-// An infinity that reaches one of their results is told from one that they make.
-constexpr std::string_view of_products[] = {
-    "aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm", "aten::baddbmm", "aten::addmv"};
-constexpr std::string_view of_reductions[] = {
-    "aten::sum", "aten::mean", "aten::prod", "aten::cumsum", "aten::cumprod", "aten::logsumexp", "aten::linalg_vector_norm"};
-// Pointwise, but PyTorch does not say so.
-constexpr std::string_view of_casts[] = {"aten::_to_copy", "aten::copy_"};
-constexpr std::string_view of_terms[] = {"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
 // They choose between values, or copy them: a tensor without dimensions is one that somebody has written there.
 constexpr std::string_view of_choices[] = {
     "aten::where", "aten::minimum", "aten::maximum", "aten::fmin", "aten::fmax", "aten::clamp", "aten::clamp_", "aten::clamp_min",
@@ -97,13 +85,8 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->accumulates = is_one(name, accumulating);
   found->puts_constants = is_one(name, of_constants);
   found->moves_data = is_one(name, of_moves);
-  found->is_pointwise = handle->hasTag(at::Tag::pointwise) || is_one(name, of_casts) || name.starts_with("aten::_foreach_");
   found->chooses = is_one(name, of_choices);
   found->only_checks = is_one(name, of_checks);
-  found->adds_first = is_one(name, of_sums);
-  found->is_product = is_one(name, of_products);
-  found->is_sum = !writes && is_one(name, of_reductions);
-  found->keeps_nonfinite = found->adds_first || is_one(name, of_terms);
   return found;
 }
 

@@ -11,9 +11,6 @@ namespace msctx::glue {
 struct Operator {
   std::string name, overload;
   bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false, moves_data = false;
-  bool is_pointwise = false, adds_first = false;  // each value of a result comes from those at its place in all arguments, or in the first one
-  bool is_sum = false, is_product = false;  // of one tensor; of the first two, or of those after the first one
-  bool keeps_nonfinite = false;  // of these arguments, at their places
   bool chooses = false;          // one of its arguments, at each place
   bool only_checks = false;      // what another operator has computed, and raises in its place
   std::vector<std::string> arguments;

@@ -1,12 +1,5 @@
 // Which operator makes what is not finite.
-#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/isinf.h>
-#include <ATen/ops/logical_not.h>
-#include <ATen/ops/logical_or.h>
-#include <ATen/ops/masked_fill.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,13 +38,11 @@ int as_given(const Operator& op, const at::Tensor& t, int kinds) {
 // Nobody means an infinity there.
 bool is_trained(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
 
-// What an operator read: tensors that are there still, and of those that it wrote over what was counted before.
+// What an operator read, and wrote over.
 struct Given {
-  std::vector<at::Tensor> still;
-  int64_t over = 0;  // values that were not finite, in all that was written over
   int kinds = 0;
-  bool is_known = true, is_spread = false;  // is_spread: a value may reach other places than its own
-  bool has_weight = false;                  // that holds Inf
+  bool is_known = true, is_over = false;  // is_over: it wrote over what was not finite
+  bool has_weight = false;                // that holds Inf
 };
 
 // Whether it was written over, too; of views that interleave it is not known.
@@ -61,13 +52,10 @@ bool overlap(const at::Tensor& t, const at::Tensor& over) {
   return found == at::MemOverlapStatus::Full || found == at::MemOverlapStatus::Partial;
 }
 
-int64_t count(const Statistics& s) { return s.nan + s.positive_inf + s.negative_inf; }
-
 Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<std::optional<Statistics>>& before) {
   Given found;
   std::vector<at::Tensor> written;
   const auto is_written = [&](size_t i) { return i < op.is_written.size() && op.is_written[i]; };
-  const auto is_spread = [&](size_t i) { return !op.is_pointwise && !(op.adds_first && i == 0); };
   for (size_t i = 0; i < arguments.size(); i++)
     if (is_written(i)) std::ranges::copy(tensors_in(arguments[i]), std::back_inserter(written));
   for (size_t n = 0, i = 0; i < arguments.size(); i++) {
@@ -80,16 +68,14 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
         n++;
         found.is_known &= was.has_value();
         if (!was || !(kinds = kinds_of(*was))) continue;
-        found.over += count(*was);
+        found.is_over = true;
       } else {
         if (std::ranges::any_of(written, [&](const at::Tensor& over) { return overlap(t, over); })) continue;
         found.is_known &= !may_hold_nonfinite(t);
         if (!(kinds = kinds_of(t))) continue;
-        found.still.push_back(t);
       }
       found.kinds |= as_given(op, t, kinds);
       found.has_weight |= (kinds & 2) && is_trained(t);
-      found.is_spread |= is_spread(i);
     }
   }
   return found;
@@ -100,56 +86,6 @@ int kinds_meant(const Operator& op, const std::vector<c10::IValue>& arguments, s
   if (op.name == "aten::_ctc_loss") return result == 1 ? 4 : 0;
   if (op.name != "aten::segment_reduce" || arguments.size() < 2 || !arguments[1].isString()) return 0;
   return arguments[1].toStringRef() == "max" ? 4 : arguments[1].toStringRef() == "min" ? 2 : 0;
-}
-
-int64_t nonfinite_in(const at::Tensor& t) { return count(statistics_of(t)); }
-
-// Whether a sum or a product holds an infinity where none of the infinite arguments reaches. A sum is computed again, with NaN in place
-// of these; of a product it is known which rows and columns they reach.
-bool makes_infinities(const Operator& op, const std::vector<c10::IValue>& arguments, at::Tensor left) {
-  if (op.is_sum) {
-    torch::jit::Stack stack;
-    for (const c10::IValue& value : arguments)
-      stack.push_back(value.isTensor() ? at::masked_fill(value.toTensor(), at::isinf(value.toTensor()), NAN) : value);
-    c10::Dispatcher::singleton().findSchemaOrThrow(op.name.c_str(), op.overload.c_str()).callBoxed(stack);
-    left = stack.back().toTensor();
-  } else if (op.is_product) {
-    const at::Tensor first = at::isinf(arguments[op.adds_first].toTensor()), second = at::isinf(arguments[op.adds_first + 1].toTensor());
-    const bool is_matrix = second.dim() > 1;
-    left = at::masked_fill(left, at::logical_or(first.any(-1, is_matrix), second.any(is_matrix ? -2 : -1, is_matrix)), 0);
-    if (op.adds_first) left = at::masked_fill(left, at::isinf(arguments[0].toTensor()), 0);
-  }
-  return (op.is_sum || op.is_product) && (kinds_of(left) & ~1) != 0;
-}
-
-// Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. Where a value
-// reaches many places, that is known of infinities in sums and products only. Of what was written over, only how much it was.
-bool makes_more(
-    const Operator& op, const Given& given, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& results) {
-  if (!std::ranges::all_of(given.still, is_readable)) return false;
-  if (given.is_spread) return results.size() == 1 && is_readable(results[0]) && makes_infinities(op, arguments, results[0]);
-  const auto fits = [&](const at::Tensor& left) {
-    return std::ranges::all_of(given.still, [&](const at::Tensor& t) { return at::is_expandable_to(t.sizes(), left.sizes()); });
-  };
-  const auto spread = [&](const at::Tensor& left) {
-    int64_t most = 0;
-    for (const at::Tensor& t : given.still) most += nonfinite_in(t) * (left.numel() / t.numel());
-    return most;
-  };
-  int64_t made = 0, most = given.over;
-  for (at::Tensor left : results) {
-    if (!is_readable(left) || !has_nonfinite(left)) continue;
-    if (!fits(left)) return false;
-    if (given.over) {
-      if (left.is_complex()) return false;  // one part that is not finite makes the other one so
-      made += nonfinite_in(left), most += spread(left);
-      continue;
-    }
-    if (op.keeps_nonfinite && given.still.size() == 1 && !left.is_complex() && nonfinite_in(left) == spread(left)) continue;  // cheaper
-    for (const at::Tensor& t : given.still) left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
-    if (has_nonfinite(left)) return true;
-  }
-  return made > most;
 }
 
 }  // namespace
@@ -165,12 +101,12 @@ bool has_overflowed(
   if (!kinds) return false;
   const bool is_passed_on = (wanted & 4) != 0, makes_nan = (kinds & 1) != 0;
   const Given given = given_to(op, arguments, before);
-  if (given.over && op.moves_data) return false;
+  if (given.is_over && op.moves_data) return false;
   // Inf becomes -Inf or NaN: what was not finite is passed on. Infinities may be meant, in a mask or as a distance, and those of a mask
   // and a number have made no NaN before.
   if (given.kinds & number_nan) return false;
   if (given.kinds == number_inf) return makes_nan;
-  if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, arguments, results))) return given.is_known || is_passed_on;
+  if (!given.kinds) return given.is_known || is_passed_on;
   if ((given.kinds & ~number_inf) == 4 && makes_nan) return true;
   return is_passed_on && (makes_nan || given.has_weight || is_trained_to);
 } catch (const std::exception&) {  // of a dtype that cannot be read

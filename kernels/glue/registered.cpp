@@ -3,7 +3,7 @@
 
 // The dispatcher lends its table to the classes of this template. Each call of an operator reads the same entry in the same way, also
 // while another library registers a kernel. What torch offers, getComputedKernelForDispatchKey, adds to a list of the kernel's without a
-// lock, and never takes it away: it is asked where the answer is to be kept, not at each entry of a context.
+// lock, and never takes it away: it is asked for the name of another library's kernel alone.
 namespace msctx::glue {
 struct Entry;
 }
@@ -22,19 +22,15 @@ const c10::KernelFunction& in_table(const c10::OperatorHandle& op, c10::Dispatch
 void InForce::watch(const c10::OperatorHandle& op, c10::DispatchKey key) {
   const std::string found = op.getComputedKernelForDispatchKey(key).debug();
   TORCH_CHECK(found.find(mark) != std::string::npos, op.schema().name(), " is served by another kernel (", found, ")");
-  kernels_.push_back({op, key, in_table(op, key), std::nullopt, ""});
+  kernels_.push_back({op, key, in_table(op, key)});
 }
 
 std::string InForce::problem() {
-  for (Kernel& kernel : kernels_) {
-    const c10::KernelFunction& now = in_table(kernel.op, kernel.key);
-    if (now._equalsBoxedAndUnboxed(kernel.ours)) continue;
+  for (const Kernel& kernel : kernels_) {
+    if (in_table(kernel.op, kernel.key)._equalsBoxedAndUnboxed(kernel.ours)) continue;
     const std::lock_guard<std::mutex> guard(lock_);
-    if (!kernel.theirs || !now._equalsBoxedAndUnboxed(*kernel.theirs)) {
-      kernel.name = kernel.op.getComputedKernelForDispatchKey(kernel.key).debug();
-      kernel.theirs = now;
-    }
-    return kernel.op.schema().name() + " is served by another library's kernel (" + kernel.name + ")";
+    const std::string name = kernel.op.getComputedKernelForDispatchKey(kernel.key).debug();
+    return kernel.op.schema().name() + " is served by another library's kernel (" + name + ")";
   }
   return "";
 }

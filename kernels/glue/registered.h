@@ -32,11 +32,9 @@ class InForce {
     c10::OperatorHandle op;
     c10::DispatchKey key;
     c10::KernelFunction ours;
-    std::optional<c10::KernelFunction> theirs;  // the last other one that was met there, and its name
-    std::string name;
   };
   std::vector<Kernel> kernels_;
-  std::mutex& lock_ = fork_safe_mutex();  // of `theirs` and `name`
+  std::mutex& lock_ = fork_safe_mutex();  // of getComputedKernelForDispatchKey
 };
 
 // That a kernel is overridden is what is meant while one of these lives.

@@ -44,18 +44,7 @@ def product_with(given: torch.Tensor, size: float = 300.0) -> torch.Tensor:
     return torch.baddbmm(given, keys, -keys.mT)
 
 
-MIXED = torch.stack([torch.full((4,), INF), torch.full((4,), 3e38)])
-"""A row of infinities that are meant, and one that a sum makes infinite."""
-
 PRODUCED: dict[str, tuple[str, Run]] = {
-    "a sum of another row": ("aten::sum", lambda: MIXED.sum(-1)),
-    "a running sum of another row": ("aten::cumsum", lambda: MIXED.cumsum(-1)),
-    "a product of another row": ("aten::mm", lambda: MIXED @ torch.ones(4, 3)),
-    "a product of another column": ("aten::mm", lambda: torch.ones(3, 4) @ -MIXED.T),
-    "a product with a vector": ("aten::mv", lambda: MIXED @ torch.ones(4)),
-    "a product of another row of a batch": ("aten::bmm", lambda: torch.bmm(MIXED[None], torch.ones(1, 4, 3))),
-    "a product of another row with a sum": ("aten::addmm", lambda: torch.addmm(torch.ones(3), MIXED, torch.ones(4, 3))),
-    "a cast at another place": ("aten::_to_copy", lambda: MIXED.half()),
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
     "in place": ("aten::div_", lambda: torch.ones(3).div_(torch.zeros(3)) + 1),
@@ -72,15 +61,6 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "foreach in place": ("aten::_foreach_mul_", lambda: torch._foreach_mul_([torch.full((2,), 3e38)], 9.0)),
     "zero times infinity": ("aten::mul", lambda: (torch.zeros(3) * INF) + 1),
     "zero times an infinite tensor": ("aten::mul", lambda: (torch.zeros(3) * torch.tensor(INF)) + 1),
-    "more than the mask in a product's sum": ("aten::baddbmm", lambda: product_with(mask()).softmax(-1)),
-    "more than the mask in a sum": (
-        "aten::add",
-        lambda: (torch.full((4, 4), -6e4, dtype=torch.float16) * 1 + mask()).softmax(-1),
-    ),
-    "more than the mask in a sum in place": (
-        "aten::add_",
-        lambda: torch.full((4, 4), -6e4, dtype=torch.float16).add_(mask()).softmax(-1),
-    ),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
     "func.grad": ("aten::log", lambda: torch.func.grad(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
     "func.grad of a list": ("aten::cat", lambda: torch.func.grad(lambda x: torch.cat([x, x]).sum())(torch.full((3,), NAN))),

@@ -3,4 +3,3 @@
 #include "glue/decisions.cpp"
 #include "glue/finished.cpp"
 #include "glue/kept_weights.cpp"
-#include "glue/scratch.cpp"
