@@ -68,13 +68,9 @@ int64_t bound(Rows& rows, const Of& choice_of) {
 
 std::string json_of(const Choice& c) {
   std::string json;
-  const std::pair<const char*, const std::string&> words[] = {
-      {"direction", c.direction}, {"requested", c.asked}, {"ran", c.ran}, {"provider", c.provider}, {"math", c.math}};
-  for (const auto& [name, word] : words) member(json, name, word);
-  for (const auto& [name, field] : fields_of_text) member(json, name, c.problem.*field);
-  char error[40];
-  std::snprintf(error, sizeof error, "\"error\":%.17g,", c.error);
-  number(json += error, "workspace", c.workspace);
+  members(json, "direction", c.direction, "requested", c.asked, "ran", c.ran, "provider", c.provider, "math", c.math);
+  for (const auto& [name, field] : fields_of_text) members(json, name, c.problem.*field);
+  members(json, "error", c.error, "workspace", c.workspace);
   json += "\"reasons\":[";
   for (const std::string& reason : c.reasons) quote(json += &reason == c.reasons.data() ? "" : ",", reason);
   return json += "],";
@@ -148,14 +144,13 @@ std::string Book::rows() const {
   for (const auto& [_, row] : all.counted) found.emplace_back(row.first.get(), row.second);
   std::ranges::sort(found, {}, [](const auto& row) { return row.first->number; });
   std::string json;
-  number(json += '{', "dropped", all.dropped);
+  members(json += '{', "dropped", all.dropped);
   json += "\"rows\":[";
   for (const auto& [choice, counts] : found) {
     json += (json.back() == '[' ? "{" : ",{") + choice->json;
-    number(json, "calls", counts.calls);
-    number(json, "weights_kept", counts.weights_kept);
-    number(json, "weights_prepared", counts.weights_prepared);
-    json += "\"computed_again\":" + std::to_string(choice->computed_again) + '}';
+    members(json, "calls", counts.calls, "weights_kept", counts.weights_kept, "weights_prepared", counts.weights_prepared);
+    members(json, "computed_again", choice->computed_again);
+    json.back() = '}';
   }
   return json += "]}";
 }

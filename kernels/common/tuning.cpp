@@ -28,13 +28,8 @@ constexpr size_t most_recorded = 16384;
 
 std::string entry_of(const TuningKey& key, int threads, const Tuned& result) {
   std::string json = "{";
-  member(json, "direction", key.direction);
-  member(json, "problem", key.problem);
-  member(json, "permissions", key.permissions);
-  number(json, "table", key.table);
-  number(json, "threads", threads);
-  member(json, "ran", result.name);
-  member(json, "math", result.math);
+  members(json, "direction", key.direction, "problem", key.problem, "permissions", key.permissions, "table", key.table);
+  members(json, "threads", threads, "ran", result.name, "math", result.math);
   const auto ratio = [&](const char* format, double value) {
     char text[40];
     std::snprintf(text, sizeof text, format, value);

@@ -172,12 +172,8 @@ MSCTX_API char* msctx_running() {
   return json_of(state.running, [](const auto& one) {
     const auto& [thread, now] = one;
     std::string json = "{";
-    number(json, "thread", int64_t(thread));
-    number(json, "ident", int64_t(now.ident));
-    number(json, "caller", now.caller);
-    number(json, "began", now.began);
-    member(json, "operator", now.op->name);
-    member(json, "module", now.module);
+    members(json, "thread", thread, "ident", now.ident, "caller", now.caller, "began", now.began);
+    members(json, "operator", now.op->name, "module", now.module);
     json.back() = '}';
     return json;
   });

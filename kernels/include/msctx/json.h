@@ -2,6 +2,8 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
@@ -27,21 +29,30 @@ inline void quote(std::string& json, const std::string& text) {
   json += '"';
 }
 
-// "name":"value", and the same of a number, of true or false.
-inline void member(std::string& json, const char* name, const std::string& value) {
+inline void append(std::string& json, const std::string& text) { quote(json, text); }
+inline void append(std::string& json, std::integral auto value) {
+  if constexpr (std::same_as<decltype(value), bool>)
+    json += value ? "true" : "false";
+  else
+    json += std::to_string(value);
+}
+inline void append(std::string& json, double value) {
+  char digits[32];  // the fewest that give it back
+  if (std::isfinite(value))
+    json.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+  else
+    json += "null";
+}
+
+// Names and values, one after the other: "name":value, of each.
+template <class Value, class... Rest>
+void members(std::string& json, const char* name, const Value& value, const Rest&... rest) {
   json += '"';
   json += name;
   json += "\":";
-  quote(json, value);
+  append(json, value);
   json += ',';
-}
-
-inline void number(std::string& json, const char* name, int64_t value) {
-  json += std::string("\"") + name + "\":" + std::to_string(value) + ',';
-}
-
-inline void flag(std::string& json, const char* name, bool is_on) {
-  json += std::string("\"") + name + "\":" + (is_on ? "true," : "false,");
+  if constexpr (sizeof...(rest) > 0) members(json, rest...);
 }
 
 // A value that Python's json.dumps(ensure_ascii=False) wrote.
