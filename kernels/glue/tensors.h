@@ -9,7 +9,6 @@
 #include "msctx/process.h"
 #include "msctx/conv.h"
 #include "glue/kept_weights.h"
-#include "glue/watch.h"
 
 namespace msctx::glue {
 
@@ -66,6 +65,10 @@ inline void tell(const Decision& decision) {
 }
 
 // --- tensors ----------------------------------------------------------------------------------------------------------
+
+// The watched module of a weight: by its storage, else by its shape where only one watched weight has it. nullptr: none. The string lives as
+// long as the process. Without `by_shape` the storage alone decides.
+const std::string* module_of(const at::Tensor& weight, bool by_shape = true);
 
 // What a weight is known by.
 inline c10::StorageImpl* storage_of(const at::Tensor& t) {

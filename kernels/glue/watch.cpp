@@ -1,13 +1,11 @@
 // The watched weights. Python sends those of a model whenever they have changed.
-#include "glue/watch.h"
-
 #include <algorithm>
 #include <map>
 #include <unordered_set>
 
-#include "msctx/json.h"
-#include "msctx/process.h"
 #include "glue/python.h"
+#include "glue/tensors.h"
+#include "msctx/json.h"
 
 namespace msctx::glue {
 namespace {
@@ -63,7 +61,7 @@ void forget(int64_t model) {
 const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   if (!any.load(std::memory_order_relaxed)) return nullptr;
   std::unique_lock<std::mutex> guard(watch_lock);
-  const Spot place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
+  const Spot place{storage_of(weight), weight.storage_offset()};
   auto found = watched.by_place.find(place);
   if (found == watched.by_place.end() && is_look_due(weight)) {
     guard.unlock();
@@ -75,8 +73,8 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   }
   if (found != watched.by_place.end()) return path_of(found->second);
   if (!by_shape) return nullptr;
-  const at::IntArrayRef sizes = weight.sizes();  // cast, gathered or computed, it has another storage
-  const std::string shape = msctx::joined(sizes.data(), sizes.size());
+  // Cast, gathered or computed, it has another storage.
+  const std::string shape = joined(weight.sizes());
   const WatchedWeight* only = nullptr;
   for (const auto& [_, candidate] : watched.by_place) {
     if (candidate.shape != shape || !path_of(candidate)) continue;
