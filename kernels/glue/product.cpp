@@ -309,14 +309,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> composed(
   return {of_grad, of_a, of_b};
 }
 
-template <class First, class... Rest>
-at::Tensor& written(First&& first, Rest&&... rest) {
-  if constexpr (std::is_same_v<First, at::Tensor&>)
-    return first;
-  else
-    return written(std::forward<Rest>(rest)...);
-}
-
 // An operator at a device's key, in one of its forms.
 template <Place place, class Op, class Signature = typename Op::schema>
 struct Hooked;
@@ -340,7 +332,7 @@ struct Hooked<place, Op, Return(Arguments...)> {
       return result.defined() ? result.squeeze(0) : pass_on();
     } else if constexpr (is_written) {
       const Terms terms = terms_of(arguments...);
-      at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
+      at::Tensor& out = std::get<at::Tensor&>(std::tuple<Arguments...>(arguments...));
       const bool fits = is_at(place, out) && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
       const at::Tensor result = fits ? computed(place, kind, terms, &out == terms.added) : at::Tensor();
       if (!result.defined()) return pass_on();
@@ -351,7 +343,6 @@ struct Hooked<place, Op, Return(Arguments...)> {
       return result.defined() ? result : pass_on();
     }
   }
-
 };
 
 template <Place place, class... Ops>
