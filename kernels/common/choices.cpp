@@ -51,6 +51,8 @@ namespace {
 struct Log {
   std::unordered_map<std::string_view, std::shared_ptr<Logged>> known;  // by their JSON
   int64_t numbers = 0, uses = 0, dropped = 0;
+  std::vector<Book*> open;
+  std::atomic<int64_t> opened{0};
 };
 Log& log = immortal<Log>();
 const Book& of_process = immortal<Book>();
@@ -95,12 +97,16 @@ void Counts::add(const Counts& more, int64_t times) {
   weights_prepared += times * more.weights_prepared;
 }
 
-void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again) {
+int64_t books_opened() { return log.opened; }
+
+void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again, int64_t books) {
   const std::lock_guard<std::mutex> guard(lock);
   Logged& counted = *log.known.try_emplace(choice->json, choice).first->second;  // it may have been dropped, and met anew as another one
   counted.used = ++log.uses;
   counted.computed_again += computed_again;
   counted.counts.add(counts);
+  for (Book* book : log.open)
+    if (book->opened_ > books) book->at_opening_.emplace_back(counted.number, counts);
 }
 
 void Book::open() {
@@ -110,11 +116,14 @@ void Book::open() {
   for (const auto& rule : rules_) rules_at_opening_.emplace_back(rule->compared, rule->held);
   dropped_at_opening_ = log.dropped;
   is_open_ = true;
+  log.open.push_back(this);
+  opened_ = ++log.opened;
 }
 
 void Book::add_latest(Rows& to) const {
   if (!is_open_) return;
-  std::unordered_map<int64_t, Counts> before(at_opening_.begin(), at_opening_.end());
+  std::unordered_map<int64_t, Counts> before;
+  for (const auto& [number, counts] : at_opening_) before[number].add(counts);
   for (const auto& [json, row] : log.known) {
     Counts more = row->counts;
     more.add(before[row->number], -1);
@@ -128,6 +137,12 @@ void Book::close() {
   const std::lock_guard<std::mutex> guard(lock);
   add_latest(before_);
   is_open_ = false;
+  std::erase(log.open, this);
+}
+
+Book::~Book() {
+  const std::lock_guard<std::mutex> guard(lock);
+  std::erase(log.open, this);
 }
 
 int Book::unmatched(int from) const {

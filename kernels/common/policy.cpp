@@ -395,7 +395,7 @@ int msctx_take(Place place, const Taken** taken) {
   return done([&] {
     const std::lock_guard<std::mutex> guard(policy_lock);
     const std::shared_ptr<Policy>& policy = policies.in_force[int(place)];
-    *taken = policy ? new Call{*policy, policy} : nullptr;
+    *taken = policy ? new Call{*policy, policy, books_opened()} : nullptr;
   });
 }
 
@@ -440,9 +440,9 @@ int msctx_compute(
   return done([&] { again = call_of(taken).policy->compute(*row, *p, op, *t, kept, *memory, *parallel); }) ? again : -1;
 }
 
-void msctx_count(const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
+void msctx_count(const Taken* taken, const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
   done([&] {  // without memory it is not counted
-    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again);
+    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again, call_of(taken).books);
   });
 }
 

@@ -76,16 +76,19 @@ struct Logged {
 // The equal one, or this one from now on.
 std::shared_ptr<Logged> record(const Choice&);
 
-void count(const std::shared_ptr<Logged>&, const Counts&, bool computed_again);
+// `books`: those opened when the call began. It counts in none that was opened later: it may run by what held before.
+void count(const std::shared_ptr<Logged>&, const Counts&, bool computed_again, int64_t books);
+int64_t books_opened();
 
-// What was counted while something was open: a process, a context. A call belongs to all that are open when it ends: each subtracts what
-// the log had counted when it was opened. A context's is opened once its policy is in force, and closed before that is put back.
+// What was counted while something was open: a process, a context. A call belongs to all that are open: each subtracts what the log had
+// counted when it was opened. A context's is opened once its policy is in force, and closed before that is put back.
 struct Book {
   static constexpr size_t most_rows = 4096;
 
   explicit Book(std::vector<std::shared_ptr<Conditions>> rules = {}) : rules_(std::move(rules)) {}
   void open();
   void close();
+  ~Book();
 
   // As JSON, in the order of their numbers.
   std::string rows() const;
@@ -93,6 +96,7 @@ struct Book {
   int unmatched(int from) const;
 
  private:
+  friend void count(const std::shared_ptr<Logged>&, const Counts&, bool, int64_t);
   struct Rows {
     std::unordered_map<std::string_view, std::pair<std::shared_ptr<Logged>, Counts>> counted;  // by their JSON
     int64_t dropped = 0;
@@ -101,8 +105,8 @@ struct Book {
 
   const std::vector<std::shared_ptr<Conditions>> rules_;
   std::vector<std::pair<int64_t, int64_t>> rules_at_opening_;  // Conditions::compared and held
-  std::vector<std::pair<int64_t, Counts>> at_opening_;         // by the numbers in the log
-  int64_t dropped_at_opening_ = 0;
+  std::vector<std::pair<int64_t, Counts>> at_opening_;         // by the numbers in the log; and of calls that had begun by then
+  int64_t opened_ = 0, dropped_at_opening_ = 0;                // opened_: its number among all
   bool is_open_ = true;  // the process's, from the first call on
   Rows before_;          // while it was open before
 };
@@ -261,6 +265,7 @@ inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.
 // What msctx_take gives, with what belongs to it.
 struct Call : Taken {
   const std::shared_ptr<Policy> policy;
+  const int64_t books;            // how many were opened by then: see count
   Decided decided[directions]{};  // the last decisions
 };
 inline Call& call_of(const Taken* taken) { return *const_cast<Call*>(static_cast<const Call*>(taken)); }

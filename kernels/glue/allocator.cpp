@@ -27,6 +27,7 @@ constexpr int64_t most_outside = int64_t(64) << 20;   // of scopes: one that is 
 struct Block {
   size_t bytes, capacity;  // requested; of the memory
   int64_t caps_opened;     // when it was allocated: these count it; -1: none does
+  bool is_scratch;         // of any size it is kept: small ones that malloc gets back and gives to others would leave holes
 };
 struct Idle {
   size_t capacity;
@@ -98,7 +99,7 @@ void count(const Block& block, int64_t bytes) {
 }
 
 // nullptr: there is no memory; `why`: the cap that refuses it, or one without a number.
-void* allocate(size_t bytes, bool is_last_try, Cap& why) {
+void* allocate(size_t bytes, bool is_scratch, bool is_last_try, Cap& why) {
   const std::lock_guard<std::mutex> guard(lock);
   int64_t room = most_idle(int64_t(bytes));
   for (Cap& cap : kept.caps) {
@@ -108,7 +109,7 @@ void* allocate(size_t bytes, bool is_last_try, Cap& why) {
     kept.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
     return why = cap, nullptr;
   }
-  Block block{bytes, bytes, is_open ? kept.caps_opened : -1};
+  Block block{bytes, bytes, is_open ? kept.caps_opened : -1, is_scratch};
   void* data = take_idle(block);
   shrink_to(room);
   const auto has_memory = [&] { return data || !posix_memalign(&data, kept.percent ? alignment : page, bytes); };
@@ -136,7 +137,7 @@ void release(void* data) {
     madvise(data, block.capacity / page * page, MADV_DONTNEED);  // whole pages go back to the system at once
     return kept.retired.push_back(data);
   }
-  if (block.capacity < large) return std::free(data);
+  if (!block.is_scratch && (kept.percent < 0 || block.capacity < large)) return std::free(data);
   kept.idle.push_back({block.capacity, data});
   kept.idle_bytes += int64_t(block.capacity);
   shrink_to(most_idle());
@@ -152,10 +153,10 @@ std::string message(size_t bytes, const Cap& why) {
       ". The cap is max_device_memory (" + why.origin + "); it counts PyTorch's CPU tensors allocated since it was set, and workspaces.";
 }
 
-void* taken(size_t bytes) {
+void* taken(size_t bytes, bool is_scratch = false) {
   Cap why{};
-  void* data = allocate(bytes, false, why);
-  if (!data) drop_kept_weights(true), data = allocate(bytes, true, why);
+  void* data = allocate(bytes, is_scratch, false, why);
+  if (!data) drop_kept_weights(true), data = allocate(bytes, is_scratch, true, why);
   if (!data) {
     c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
     C10_THROW_ERROR(OutOfMemoryError, message(bytes, why));
@@ -180,7 +181,7 @@ Allocator& ours = immortal<Allocator>();  // storages refer to it for as long as
 // In eight sizes to each doubling: ever larger exact ones would each find all idle blocks too small.
 void* take_scratch(size_t bytes) {
   const size_t step = std::bit_floor(std::max(bytes, page)) / 8;
-  return taken((bytes + step - 1) / step * step);
+  return taken((bytes + step - 1) / step * step, true);
 }
 void release_scratch(void* data) { release(data); }
 void trim_scratch() {

@@ -81,7 +81,7 @@ at::Tensor by_row(
     result = ours(*decision.row, ran);
   }
   tell(decision);
-  msctx_count(&decision, ran.weights_kept, ran.weights_prepared, ran.again);
+  msctx_count(&policy, &decision, ran.weights_kept, ran.weights_prepared, ran.again);
   return result;
 }
 

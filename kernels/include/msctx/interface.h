@@ -314,7 +314,7 @@ MSCTX_API int msctx_compute(
 MSCTX_API int msctx_bias_gradient(
     const struct ConvProblem*, const void* y, int channels_last, int64_t channels, int64_t positions, void* bias, const struct Parallel*);
 // A call has been computed as decided; forms of weights that were found, that were made.
-MSCTX_API void msctx_count(const struct Decision*, int weights_kept, int weights_prepared, int computed_again);
+MSCTX_API void msctx_count(const struct Taken* taken, const struct Decision*, int weights_kept, int weights_prepared, int computed_again);
 
 // --- what Python asks for ---------------------------------------------------------------------------------------------
 
