@@ -52,7 +52,7 @@ class Makers {
   }
 
  private:
-  static constexpr size_t most = 1 << 17;  // nodes, twice
+  static constexpr size_t most = 1 << 15;  // nodes, twice
   static uint64_t key_of(uint64_t thread, int64_t number) { return thread << 40 ^ uint64_t(number); }
   std::mutex& lock_ = fork_safe_mutex();
   std::unordered_map<uint64_t, Maker> latest_, before_;
