@@ -48,25 +48,13 @@ bool Conditions::hold_for(const ConvText& t, bool any_module) const {
 
 namespace {
 
-struct Log {
-  std::unordered_map<std::string_view, std::shared_ptr<Logged>> known;  // by their JSON
-  int64_t numbers = 0, uses = 0, dropped = 0;
+struct Log : Book::Rows {
+  int64_t numbers = 0, uses = 0;
   std::vector<Book*> open;
   std::atomic<int64_t> opened{0};
 };
 Log& log = immortal<Log>();
 const Book& of_process = immortal<Book>();
-
-// A quarter goes at once: to look for the oldest one costs as much as to look for many. Returns how many have gone.
-template <class Rows, class Of>
-int64_t bound(Rows& rows, const Of& choice_of) {
-  if (rows.size() <= Book::most_rows) return 0;
-  std::vector<int64_t> used;
-  for (const auto& [_, row] : rows) used.push_back(choice_of(row).used);
-  const auto quarter = used.begin() + std::ptrdiff_t(used.size() / 4);
-  std::nth_element(used.begin(), quarter, used.end());
-  return int64_t(std::erase_if(rows, [&](const auto& one) { return choice_of(one.second).used < *quarter; }));
-}
 
 std::string json_of(const Choice& c) {
   std::string json;
@@ -83,12 +71,23 @@ std::string json_of(const Choice& c) {
 std::shared_ptr<Logged> record(const Choice& choice) {
   auto made = std::make_shared<Logged>(json_of(choice));
   const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, is_new] = log.known.try_emplace(made->json, made);
-  if (!is_new) return found->second;
+  const auto [found, is_new] = log.counted.try_emplace(made->json, made, Counts{});
+  if (!is_new) return found->second.choice;
   made->number = ++log.numbers;
   made->used = ++log.uses;
-  log.dropped += bound(log.known, [](const auto& row) -> const Logged& { return *row; });
+  log.bound();
   return made;
+}
+
+// A quarter goes at once: to look for the oldest one costs as much as to look for many.
+void Book::Rows::bound() {
+  constexpr size_t most_rows = 4096;
+  if (counted.size() <= most_rows) return;
+  std::vector<int64_t> used;
+  for (const auto& [_, row] : counted) used.push_back(row.choice->used);
+  const auto quarter = used.begin() + std::ptrdiff_t(used.size() / 4);
+  std::nth_element(used.begin(), quarter, used.end());
+  dropped += int64_t(std::erase_if(counted, [&](const auto& one) { return one.second.choice->used < *quarter; }));
 }
 
 void Counts::add(const Counts& more, int64_t times) {
@@ -101,18 +100,20 @@ int64_t books_opened() { return log.opened; }
 
 void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again, int64_t books) {
   const std::lock_guard<std::mutex> guard(lock);
-  Logged& counted = *log.known.try_emplace(choice->json, choice).first->second;  // it may have been dropped, and met anew as another one
-  counted.used = ++log.uses;
-  counted.computed_again += computed_again;
-  counted.counts.add(counts);
+  const auto [found, is_new] = log.counted.try_emplace(choice->json, choice, Counts{});
+  auto& [row, sum] = found->second;
+  if (is_new) row->number = ++log.numbers;  // it had been dropped
+  row->used = ++log.uses;
+  row->computed_again += computed_again;
+  sum.add(counts);
   for (Book* book : log.open)
-    if (book->opened_ > books) book->at_opening_.emplace_back(counted.number, counts);
+    if (book->opened_ > books) book->at_opening_.emplace_back(row->number, counts);
 }
 
 void Book::open() {
   const std::lock_guard<std::mutex> guard(lock);
   at_opening_.clear(), rules_at_opening_.clear();
-  for (const auto& [_, row] : log.known) at_opening_.emplace_back(row->number, row->counts);
+  for (const auto& [_, row] : log.counted) at_opening_.emplace_back(row.choice->number, row.counts);
   for (const auto& rule : rules_) rules_at_opening_.emplace_back(rule->compared, rule->held);
   dropped_at_opening_ = log.dropped;
   is_open_ = true;
@@ -124,13 +125,13 @@ void Book::add_latest(Rows& to) const {
   if (!is_open_) return;
   std::unordered_map<int64_t, Counts> before;
   for (const auto& [number, counts] : at_opening_) before[number].add(counts);
-  for (const auto& [json, row] : log.known) {
-    Counts more = row->counts;
-    more.add(before[row->number], -1);
-    if (more.calls) to.counted.try_emplace(json, row, Counts{}).first->second.second.add(more);
+  for (const auto& [json, row] : log.counted) {
+    Counts more = row.counts;
+    more.add(before[row.choice->number], -1);
+    if (more.calls) to.counted.try_emplace(json, row.choice, Counts{}).first->second.counts.add(more);
   }
   to.dropped += log.dropped - dropped_at_opening_;
-  to.dropped += bound(to.counted, [](const auto& row) -> const Logged& { return *row.first; });
+  to.bound();
 }
 
 void Book::close() {
@@ -156,7 +157,7 @@ std::string Book::rows() const {
   Rows all = before_;
   add_latest(all);
   std::vector<std::pair<const Logged*, Counts>> found;
-  for (const auto& [_, row] : all.counted) found.emplace_back(row.first.get(), row.second);
+  for (const auto& [_, row] : all.counted) found.emplace_back(row.choice.get(), row.counts);
   std::ranges::sort(found, {}, [](const auto& row) { return row.first->number; });
   std::string json;
   members(json += '{', "dropped", all.dropped);

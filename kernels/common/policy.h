@@ -68,10 +68,13 @@ struct Counts {
 struct Logged {
   const std::string json;  // its members
   // Under the log's lock.
-  int64_t number = 0;  // in the order in which they were first met, from 1 on
+  int64_t number = 0;  // in the order in which they were met, from 1 on
   int64_t used = 0;    // when it was last counted, in counts
   int64_t computed_again = 0;
-  Counts counts = {};
+};
+struct Counted {
+  std::shared_ptr<Logged> choice;
+  Counts counts;
 };
 // The equal one, or this one from now on.
 std::shared_ptr<Logged> record(const Choice&);
@@ -83,7 +86,11 @@ int64_t books_opened();
 // What was counted while something was open: a process, a context. A call belongs to all that are open: each subtracts what the log had
 // counted when it was opened. A context's is opened once its policy is in force, and closed before that is put back.
 struct Book {
-  static constexpr size_t most_rows = 4096;
+  struct Rows {
+    std::unordered_map<std::string_view, Counted> counted;  // by their JSON
+    int64_t dropped = 0;
+    void bound();
+  };
 
   explicit Book(std::vector<std::shared_ptr<Conditions>> rules = {}) : rules_(std::move(rules)) {}
   void open();
@@ -97,10 +104,6 @@ struct Book {
 
  private:
   friend void count(const std::shared_ptr<Logged>&, const Counts&, bool, int64_t);
-  struct Rows {
-    std::unordered_map<std::string_view, std::pair<std::shared_ptr<Logged>, Counts>> counted;  // by their JSON
-    int64_t dropped = 0;
-  };
   void add_latest(Rows&) const;  // what was counted since it was opened; the lock is held
 
   const std::vector<std::shared_ptr<Conditions>> rules_;
