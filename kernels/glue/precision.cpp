@@ -81,8 +81,8 @@ c10::DispatchKeySet keys_below(c10::DispatchKeySet keys, int device) {
 class Governed final : public c10::OperatorKernel {
  public:
   // `writes`: to a tensor. Its results have their dtype already, and so do the values of a sparse one, which operators compute.
-  Governed(const c10::OperatorHandle& op, int slot, int device, bool is_matrix, bool writes, const c10::KernelFunction& before)
-      : slot_(slot), device_(device), is_matrix_(is_matrix), writes_(writes), before_(before) {
+  Governed(const c10::OperatorHandle& op, int slot, int device, bool is_matrix, bool writes, std::optional<c10::KernelFunction> before)
+      : slot_(slot), device_(device), is_matrix_(is_matrix), writes_(writes), before_(std::move(before)) {
     const auto& arguments = op.schema().arguments();
     int tensors = 0;
     const bool quantizes = op.schema().name().rfind("aten::quantize", 0) == 0;  // the dtype is that of integers
@@ -106,7 +106,7 @@ class Governed final : public c10::OperatorKernel {
     const Combination* combination = combination_in_force();
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
     if (!policy || combination->overruled >> device_ & 1) {
-      before_.isFallthrough() ? op.redispatchBoxed(below, stack) : before_.callBoxed(op, keys, stack);
+      before_ ? before_->callBoxed(op, keys, stack) : op.redispatchBoxed(below, stack);
       if (policy && !writes_) count_overruled(*policy, *stack, op);
       return;
     }
@@ -378,7 +378,7 @@ class Governed final : public c10::OperatorKernel {
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
   bool is_matrix_, writes_, has_statistics_ = false;
   std::vector<int> inputs_, weights_;  // places of arguments; places of weights among those that are tensors
-  c10::KernelFunction before_;
+  std::optional<c10::KernelFunction> before_;
   std::atomic<bool> lacks_[2]{}, warned_[2]{};  // for bfloat16, for float16
 };
 
@@ -412,7 +412,8 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       if (!op) continue;
       const bool writes = !is_functional(op->schema());
       if (writes && (!op->hasKernelForDispatchKey(sparse_keys_of_devices[device]) || op->hasKernelForDispatchKey(key))) continue;
-      auto governed = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, writes, in_table(*op, key));
+      const auto before = op->hasKernelForDispatchKey(key) ? std::optional(in_table(*op, key)) : std::nullopt;
+      auto governed = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, writes, before);
       implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(governed)));
     }
     return "";
