@@ -78,7 +78,7 @@ def test_what_has_no_kernel_for_float16_computes_in_float32_where_that_is_asked(
         with warnings.catch_warnings(record=True) as told, msctx.context(device_target="Ascend", enable_reduce_precision=True):
             warnings.simplefilter("always")
             calls()
-            found = torch.linalg.inv(x)
+            found = torch.linalg.inv_ex(x).inverse  # inv looks at values, which the stand-in does not compute
             assert found.dtype == torch.float16
             reached = [call for call in calls() if call.startswith("aclnnInplaceCopy")]
             assert reached[0] == "aclnnInplaceCopy(float16, float32)" and "aclnnInplaceCopy(float32, float16)" in reached, reached
