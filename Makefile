@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # it sets up once, and takes from the other's when done. Modules are compiled once, not by each process of a test.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-all test-nightly nightly-files lint docs links dist wheel bench clean
+.PHONY: run test test-all test-nightly nightly-files generated lint docs links dist wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
@@ -34,6 +34,14 @@ NIGHTLY_TORCHS ?= 2.12.1 2.14.1
 # The nightly tests of what has changed since BASE, or by the last commit or merge.
 nightly-files: .venv/integrations
 	files="$$($(BIN)/python tests/tiers.py $(BASE))"; [ -z "$$files" ] || $(PYTEST) --reruns 1 -raR -m nightly $$files
+
+# What is generated from the sources: the schema, golden files, tables of the pages, lists that only shrink. Read the diff.
+generated: .venv/test
+	-$(BIN)/msctx build
+	$(BIN)/msctx schema > build/schema.json && mv build/schema.json configs/schema.json
+	UPDATE_GOLDEN=1 UPDATE_DOCS=1 UPDATE_MAP=1 UPDATE_LANGUAGE=1 $(BIN)/python -m pytest -q -m "not full" tests/test_plans.py \
+		tests/test_mistakes.py tests/test_docs.py tests/test_map.py tests/test_language.py tests/options tests/migrate \
+		tests/kernels/test_dispatch.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -20,11 +20,13 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
+    "sphinx_design",
     "option_reference",
 ]
 exclude_patterns = ["tutorials/quickstart.md"]  # its notebook is the page; tests run it and write its output
 
 nb_execution_mode = "off"
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # so that a broken link to a heading is a warning, which the build turns into an error
 
 autodoc_member_order = "bysource"

@@ -245,7 +245,7 @@ def as_with_block(migration: Migration) -> str:
     lines = ["import msctx", ""]
     body = [*_arguments(_set(migration)), *(f"    # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
     lines += ["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"]
-    watching = dict.fromkeys(row.spelling for row in planned(migration, "cpu").rows if "ctx.watch" in row.reason)
+    watching = dict.fromkeys(row.spelling for row in planned(migration, "cpu").rows if "models." in " ".join(row.assignments))
     lines += [f"    # ctx.watch(model): {', '.join(watching)} acts on the models that it names"] * bool(watching)
     return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
 
