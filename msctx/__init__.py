@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msctx.imports import collected_later
+from msctx.import_hooks import collected_later
 
 with collected_later():
     from msctx._version import __version__
@@ -25,9 +25,9 @@ with collected_later():
     from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
-    from msctx.graph.calls import grad as grad
-    from msctx.graph.calls import jit as jit
-    from msctx.graph.calls import value_and_grad as value_and_grad
+    from msctx.graph.graph_mode import grad as grad
+    from msctx.graph.graph_mode import jit as jit
+    from msctx.graph.graph_mode import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precision_switch import Precisions
@@ -103,10 +103,10 @@ def memory_stats() -> dict[str, Any]:
     models that were watched under ``memory_optimize_level="O1"``: the bytes that its forward pass saves, whether its last call is
     recomputed, and why.
     """
-    from msctx.memory import parameters, recompute
+    from msctx.memory import parameter_placement, recompute
     from msctx.native import memory
 
-    of_models = {"parameters": parameters.placed(), "recomputed": recompute.decisions()}
+    of_models = {"parameters": parameter_placement.placed(), "recomputed": recompute.decisions()}
     return memory.statistics() | of_models
 
 
@@ -123,12 +123,12 @@ def empty_cache() -> int:
 _MODULES = ("device_context", "mindspore", "run", "runtime")
 _IN_FILES = {
     "Print": "observers.printing",
-    "grad": "graph.calls",
-    "jit": "graph.calls",
+    "grad": "graph.graph_mode",
+    "jit": "graph.graph_mode",
     "parse_print": "observers.printing",
     "session": "context.session",
     "set_dump": "observers.dump",
-    "value_and_grad": "graph.calls",
+    "value_and_grad": "graph.graph_mode",
 }
 """A public name → its file."""
 _NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")
@@ -144,7 +144,7 @@ def __getattr__(name: str) -> Any:
     if name in _IN_FILES:
         return getattr(import_module(f"msctx.{_IN_FILES[name]}"), name)
     if name in _NEWER:
-        return getattr(import_module("msctx.vocabulary"), name)
+        return getattr(import_module("msctx.setter_functions"), name)
     raise AttributeError(f"module 'msctx' has no attribute {name!r}")
 
 

@@ -12,9 +12,9 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 
-from msctx.context.base import BASE
+from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, MsctxError, OptionError
-from msctx.imports import when_imported
+from msctx.import_hooks import when_imported
 from msctx.options import layers
 
 

@@ -6,7 +6,7 @@ The functions are made from the names that the options declare (``Option.also``)
 import sys
 from typing import Any
 
-from msctx.vocabulary import build
+from msctx.setter_functions import build
 
 cpu: Any
 gpu: Any

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from msctx.imports import when_imported
+from msctx.import_hooks import when_imported
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from msctx import devices
 from msctx.errors import Diagnostic, FileError
 from msctx.native import core
 from msctx.options import layers
-from msctx.options.conv_policy import plain
+from msctx.options.algorithm_policy import plain
 from msctx.options.layers import PREFIX, RESERVED, is_option
 from msctx.tables import in_words
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, OptionError
 from msctx.options import DEVICES, OPTIONS, Layer, Setting, Settings
-from msctx.options.conv_policy import plain
+from msctx.options.algorithm_policy import plain
 from msctx.tables import Table
 from msctx.themes import AS_FOUND, BY_NAME, Facts, On, Outcome, translate
 from msctx.themes.base import reason

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from msctx.vocabulary import build, set_memory
+from msctx.setter_functions import build, set_memory
 
 dispatch_threads_num: Any
 launch_blocking: Any

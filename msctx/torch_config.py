@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils._config_module import _UNSET_SENTINEL
 
 from msctx.errors import SwitchError
-from msctx.imports import when_imported
+from msctx.import_hooks import when_imported
 
 INDUCTOR = "torch._inductor.config"
 NOTHING, UNSET = object(), _UNSET_SENTINEL
@@ -108,12 +108,12 @@ class Forced:
         """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
         if (entry := self.entry) is None or (own is None and self.forced is NOTHING and self._found is NOTHING):
             return
-        own = self.own if own is None else UNSET if own is NOTHING else own
+        is_given, own = own is not None, self.own if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
             if self._found is NOTHING:
                 self._found = getattr(entry, self.place)
             setattr(entry, self.place, self.forced)
-            own = self.forced if self.place == "default" and own is not UNSET else own
+            own = self.forced if self.place == "default" and own is not UNSET and not is_given else own
             self.when_loaded()
         elif self._found is not NOTHING:
             setattr(entry, self.place, self._found)

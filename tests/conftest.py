@@ -30,8 +30,8 @@ from torch.nn.modules import module as nn_module
 import msctx
 from msctx.cli import main
 from msctx.context import ledger
-from msctx.context.base import BASE
 from msctx.context.ledger import HELD
+from msctx.context.process_wide import BASE
 from msctx.native import build, tuning, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES

@@ -126,5 +126,5 @@ def _type() -> int:
 
 def prepare() -> None:
     register()
-    for name in ("msctx.memory.recompute", "msctx.memory.parameters", "torch._dynamo", "torch.optim"):
+    for name in ("msctx.memory.recompute", "msctx.memory.parameter_placement", "torch._dynamo", "torch.optim"):
         import_module(name)  # once, and not in each fork

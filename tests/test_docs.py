@@ -24,13 +24,13 @@ from typer.cli import get_docs_for_click
 import msctx
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
-from msctx.mindspore.state import KEYS
+from msctx.mindspore.keys import KEYS
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE, device_of
-from msctx.options.policies import TWINS, WITHOUT_A_TWIN
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.options.registry import _words, instead
+from msctx.options.switch_values import TWINS, WITHOUT_A_TWIN
 from msctx.plan import DONE
 from msctx.reference import _companions, failing, is_partial, on_device, typical
 from msctx.themes.graph_kernel_flags import FLAGS, PATTERN

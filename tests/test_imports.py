@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import msctx
-from msctx.imports import when_imported
+from msctx.import_hooks import when_imported
 
 
 @pytest.fixture

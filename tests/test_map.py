@@ -16,7 +16,7 @@ from samples import values
 
 import msctx
 from msctx.options import DEVICES, OPTIONS
-from msctx.options.conv_policy import plain
+from msctx.options.algorithm_policy import plain
 from msctx.options.rules import Excludes, Overrides
 from msctx.switches import SWITCHES, Switch, present
 from msctx.themes import THEMES
@@ -132,7 +132,7 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "errors", "imports", "shipped", "tables"),
+    ("_version", "errors", "import_hooks", "shipped", "tables"),
     ("dynamo", "signals"),
     ("notices", "options", "torch_config"),
     ("themes", "native"),
@@ -143,7 +143,7 @@ LAYERS = (
     ("devices", "plan"),
     ("amp", "reference"),
     ("context",),
-    ("at_start", "inspection", "vocabulary"),
+    ("at_start", "inspection", "setter_functions"),
     ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
     ("compare", "verify"),
@@ -159,7 +159,7 @@ ONLY = {
     "switches": {
         "errors",
         "graph",
-        "imports",
+        "import_hooks",
         "native",
         "memory",
         "observers",

@@ -33,8 +33,8 @@ from msctx.context import Context, ledger
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
-from msctx.options.conv_policy import ConvPolicy
-from msctx.options.policies import (
+from msctx.options.algorithm_policy import ConvPolicy
+from msctx.options.switch_values import (
     Compilation,
     CompileCache,
     DeterministicExcept,
@@ -192,7 +192,7 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
         patch.setattr(devices, "here", lambda: ("cpu", device))
         patch.setattr(devices, "facts", lambda settings=(), free_memory=0: Facts(devices=("cpu", device)))
         patch.setattr(ledger, "SWITCHES", {name: imagined(name) for name in machine})
-        patch.setattr("msctx.switches.parts.LOADS", {})
+        patch.setattr("msctx.switches.msctx_own.LOADS", {})
         check_law(program, state)
 
 

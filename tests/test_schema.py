@@ -17,7 +17,7 @@ from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, ValueKind, YamlWord
-from msctx.options.yamlfile import load
+from msctx.options.yaml_json import load
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "configs" / "schema.json"

@@ -11,7 +11,7 @@ from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.native import watched
+from msctx.native import watched_models
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
 from msctx.switches import torch_compiler
@@ -20,7 +20,7 @@ from msctx.switches import torch_compiler
 @pytest.fixture(autouse=True)
 def nobody_has_watched(only_new_objects_are_searched: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gc.collect()
-    assert not watched.models()
+    assert not watched_models.models()
     monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
 
 

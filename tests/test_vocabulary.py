@@ -9,7 +9,7 @@ from samples import example
 import msctx
 from msctx.errors import MsctxWarning, OptionError
 from msctx.options import OPTIONS, device_of
-from msctx.vocabulary import names
+from msctx.setter_functions import names
 
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 
@@ -110,5 +110,5 @@ def test_every_name_of_the_vocabulary_is_a_function_or_an_argument_of_one() -> N
 
 
 def test_it_is_loaded_only_when_asked_for(passes_fresh: Any) -> None:
-    code = "import sys, msctx; print([m for m in sys.modules if m in ('msctx.vocabulary', 'msctx.runtime', 'msctx.mindspore')])"
+    code = "import sys, msctx; print([m for m in sys.modules if m in ('msctx.setter_functions', 'msctx.runtime', 'msctx.mindspore')])"
     assert passes_fresh(code).strip() == "[]"

@@ -39,7 +39,7 @@ std::string line_of(const ConvText&);
 // Where a rule holds. The same conditions are one object: policies count in it what books ask of it.
 class Conditions {
  public:
-  // `rule`: a ConvRule of Python's (msctx/options/conv_policy.py).
+  // `rule`: a ConvRule of Python's (msctx/options/algorithm_policy.py).
   static std::shared_ptr<Conditions> of(const Json& rule);
 
   // `any_module`: or may, for a call whose module is not known yet.
@@ -172,7 +172,7 @@ struct Made : Decision {
 };
 using Decided = std::shared_ptr<const Made>;  // nullptr: nothing is requested in this direction
 
-// Each field, and each of Taken, is read from the field of Python's ConvPolicy (msctx/options/conv_policy.py) of its name.
+// Each field, and each of Taken, is read from the field of Python's ConvPolicy (msctx/options/algorithm_policy.py) of its name.
 class Policy : public Taken {
  public:
   Policy(const Json&, const ConvTable&);

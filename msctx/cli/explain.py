@@ -18,7 +18,7 @@ from msctx import migrate as migrating
 from msctx.cli import render
 from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
 from msctx.context import explain as plan_of
-from msctx.context.base import BASE
+from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.inspection import diff as differences
 from msctx.inspection import read_record

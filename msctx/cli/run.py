@@ -15,7 +15,7 @@ from rich.text import Text
 
 from msctx.cli import render
 from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
-from msctx.context.base import explain, refuse
+from msctx.context.process_wide import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.inspection import command_line
 from msctx.options.layers import flatten, presets
@@ -231,8 +231,8 @@ def capture(
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
-    from msctx.compare.cases import capture as captured
-    from msctx.compare.cases import load
+    from msctx.compare.timed_calls import capture as captured
+    from msctx.compare.timed_calls import load
     from msctx.compare.workload import DTYPES, dump
 
     with redirect_stdout(sys.stderr):
@@ -267,7 +267,7 @@ def verify(
     both = sides(against or [], [*words, *(overrides or [])])
     for side in both:
         read(file, side.words, need_entry=True)  # mistakes are reported before anything runs
-    from msctx.verify.verify import verify as compare
+    from msctx.verify.first_difference import verify as compare
 
     try:
         with terminable(), render.console(sys.stderr).status("the runs begin") as status:

@@ -17,10 +17,10 @@ from msctx.compare.workload import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
-from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
+from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import Kind, Share, TextKind, ValueKind, check, nowhere, whole
 from msctx.options.layers import collected
-from msctx.options.yamlfile import load, parse
+from msctx.options.yaml_json import load, parse
 from msctx.run import sweep
 from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.shipped import shipped

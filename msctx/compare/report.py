@@ -21,7 +21,7 @@ from msctx.compare.workload import Product, text
 from msctx.context import explain
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, make_layer
-from msctx.options.conv_policy import PRODUCT
+from msctx.options.algorithm_policy import PRODUCT
 from msctx.run.record import plain
 from msctx.tables import grid, in_words
 

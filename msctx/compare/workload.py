@@ -15,9 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
-from msctx.options.documents import Document
 from msctx.options.kinds import BadValue, Bool, Kind, ValueKind, check, refusal, whole
-from msctx.options.yamlfile import load
+from msctx.options.source_positions import Document
+from msctx.options.yaml_json import load
 from msctx.shipped import shipped
 
 Shape = tuple[int, ...]

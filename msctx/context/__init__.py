@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from msctx.context.base import BASE, explain
-from msctx.context.blocks import Context
-from msctx.context.scopes import end_stranded, innermost, stack
+from msctx.context.context_manager import Context
+from msctx.context.open_contexts import end_stranded, innermost, stack
+from msctx.context.process_wide import BASE, explain
 from msctx.dynamo import outside_dynamo
 from msctx.errors import user_frame
-from msctx.native.watched import OF_PROCESS
+from msctx.native.watched_models import OF_PROCESS
 from msctx.options import Layer
 from msctx.options.layers import Origin, layer_of, look_up, with_preset
 from msctx.signals import uninterrupted

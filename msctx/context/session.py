@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from msctx.context import layers_of, ledger
-from msctx.context.base import BASE, explain, within
-from msctx.context.blocks import Context, refuse_lazy
-from msctx.context.idle import Ran
-from msctx.context.scopes import Scope, innermost, stack
+from msctx.context.context_manager import Context, refuse_lazy
+from msctx.context.open_contexts import Scope, innermost, stack
+from msctx.context.process_wide import BASE, explain, within
+from msctx.context.unused_options import Ran
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
-from msctx.native import watched
-from msctx.native.watched import Watched
+from msctx.native import watched_models
+from msctx.native.watched_models import Watched
 from msctx.options import Layer, Settings, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
 from msctx.plan import Plan
 from msctx.signals import Turn, uninterrupted
 from msctx.switches import SWITCHES
-from msctx.switches.parts import of_session
+from msctx.switches.msctx_own import of_session
 from msctx.themes.precision import POLICY
 from msctx.themes.session import LOW_PRECISION
 
@@ -218,7 +218,7 @@ class _Places:
 def _models(scope: Scope) -> list[nn.Module]:
     """The watched models that are acted on inside a scope, or inside those that are open in it."""
     scopes = stack.scopes if scope in stack.scopes else scope.around
-    found = [model for own in (watched.OF_PROCESS, *(s.context._watched for s in scopes)) for model in own.alive()]
+    found = [model for own in (watched_models.OF_PROCESS, *(s.context._watched for s in scopes)) for model in own.alive()]
     return [*{id(model): model for model in found}.values()]
 
 
@@ -249,7 +249,7 @@ def _take_mode(models: Iterable[nn.Module], training: bool) -> _Mode:
     mode: _Mode = threading.get_ident(), training, {}
     with _lock:
         for model in models:
-            found = {id(module): (module, module.training) for _, module in watched.paths_of(model)}
+            found = {id(module): (module, module.training) for _, module in watched_models.paths_of(model)}
             if any(there is not training and thread != mode[0] and found.keys() & held for thread, there, held in _modes):
                 wanted, other = ("train", "eval") if training else ("eval", "train")
                 raise ScopeError(

@@ -19,7 +19,7 @@ import torch
 from msctx.errors import GraphError
 from msctx.graph import report
 from msctx.observers import compile_trace
-from msctx.options.policies import Compilation, Shapes
+from msctx.options.switch_values import Compilation, Shapes
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
 
@@ -40,7 +40,7 @@ class Backend:
         return _stop if self.wanted.only else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        from msctx.graph.captured import apply, compile_sides  # they take Dynamo
+        from msctx.graph.pre_grad_passes import apply, compile_sides  # they take Dynamo
 
         own = deepcopy(graph.graph) if self.wanted.scope_passes else graph.graph
         tracing: dict[str, Any] = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
@@ -68,7 +68,7 @@ def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
         return aot_eager
     if on_npu:
         return _torchair(wanted)
-    from msctx.graph.fusion import compiler
+    from msctx.graph.inductor_compile import compiler
 
     return compiler(wanted)
 

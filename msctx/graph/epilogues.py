@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.experimental.symbolic_shapes import statically_known_true as known
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from msctx.graph.captured import match
+from msctx.graph.pre_grad_passes import match
 from msctx.native import core
 
 # --- activations, as inductor decomposes them ---------------------------------------------------------------------------

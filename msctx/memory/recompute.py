@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import offload
-from msctx.memory.parameters import Changes
+from msctx.memory.parameter_placement import Changes
 from msctx.native import memory as pool
-from msctx.native import watched
+from msctx.native import watched_models
 from msctx.notices import warn
 from msctx.options.kinds import Size
 
@@ -341,5 +341,5 @@ RECOMPUTE = _Recompute()
 
 def decisions() -> list[dict[str, Any]]:
     """For each block of each model that was watched under O1: whether its last call was recomputed, and why."""
-    with watched.lock:
+    with watched_models.lock:
         return [{name: getattr(b, name) for name in ("path", "saved_bytes", "recomputed", "reason")} for b in _blocks.values()]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
-from msctx.migrate.script import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
+from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
-from msctx.vocabulary import DEFAULTS, JIT_LEVELS
+from msctx.setter_functions import DEFAULTS, JIT_LEVELS
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest
-from msctx.mindspore import errors, state
+from msctx.mindspore import errors, keys
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.state import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
+from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
 from msctx.options.registry import instead, later
-from msctx.vocabulary import JIT_LEVELS
+from msctx.setter_functions import JIT_LEVELS
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -29,14 +29,14 @@ def set_context(**kwargs: Any) -> None:
         TypeError: a value of the wrong type.
         ValueError: a wrong value, or an unknown key.
     """
-    where = state.origin("ms.set_context")
+    where = keys.origin("ms.set_context")
     types: list[Diagnostic] = []
     values: list[Diagnostic] = []
     notes: list[str] = []
     options: dict[str, Any] = {}
     target = kwargs.get("device_target")
-    if target is None or state.set_by("set_device.device_target"):
-        target = state.target()
+    if target is None or keys.set_by("set_device.device_target"):
+        target = keys.target()
     target = "Ascend" if target == "Davinci" else target
     for name, value in kwargs.items():
         key = KEYS.get(name)
@@ -47,7 +47,7 @@ def set_context(**kwargs: Any) -> None:
             notes.append(_ignored(name))
         elif key is None:
             values.append(_unknown(name, where))
-        elif wrong := state.wrong_type(name, value, key.types, where):
+        elif wrong := keys.wrong_type(name, value, key.types, where):
             types += wrong
         elif reason := _not_here(key, target):
             notes.append(f"{name}: {reason}: it is skipped")
@@ -57,13 +57,13 @@ def set_context(**kwargs: Any) -> None:
             options[name] = UNSET
         else:
             options[name] = _known(name, value, notes)
-            values += state.problems_of({name: options[name]}, where)
+            values += keys.problems_of({name: options[name]}, where)
     if types:
         raise OptionTypeError([*types, *values])
     if values:
         raise OptionError(values)
-    state.tell_all(notes)
-    state.store(options, "ms.set_context")
+    keys.tell_all(notes)
+    keys.store(options, "ms.set_context")
 
 
 def _ignored(name: str) -> str:
@@ -76,7 +76,7 @@ def _known(name: str, value: Any, notes: list[str]) -> Any:
     if isinstance(value, bool) and KEYS[name].types == (int,):
         return int(value)
     if name == "graph_kernel_flags":
-        wrong = {flag: found for flag in value.split() if (found := state.problems_of({name: flag}, ""))}
+        wrong = {flag: found for flag in value.split() if (found := keys.problems_of({name: flag}, ""))}
         notes += [f"{name}: {flag!r} is ignored: {found[0].text}" for flag, found in wrong.items()]
         return " ".join(flag for flag in value.split() if flag not in wrong)
     if name in GROUPS:
@@ -111,11 +111,11 @@ def get_context(attr_key: str) -> Any:
     Raises:
         ValueError: MindSpore's get_context knows no such name.
     """
-    name, where = attr_key, state.origin("ms.get_context")
-    if wrong := state.wrong_type("attr_key", name, (str,), where):
+    name, where = attr_key, keys.origin("ms.get_context")
+    if wrong := keys.wrong_type("attr_key", name, (str,), where):
         raise OptionTypeError(wrong)
-    target = state.target()
-    if name in KEYS and (reason := _not_here(KEYS[name], target)) and state.in_force(name, DEVICE[target]) is None:
+    target = keys.target()
+    if name in KEYS and (reason := _not_here(KEYS[name], target)) and keys.in_force(name, DEVICE[target]) is None:
         warn(f"{name}: {reason}")
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)
@@ -126,14 +126,14 @@ def get_context(attr_key: str) -> Any:
 
 def get_value(name: str) -> Any:
     """:func:`get_context` of a name that it knows."""
-    target = state.target()
+    target = keys.target()
     if name == "device_target":
         return target
     if name in GROUPS:
         return {key: value for key in GROUPS[name] if (value := _shown(name, key, UNSET)) is not UNSET}
     if name in FLAT:
         return _shown(*FLAT[name], GROUPS[FLAT[name][0]][FLAT[name][1]].default)
-    key, found = KEYS[name], state.in_force(name, DEVICE[target])
+    key, found = KEYS[name], keys.in_force(name, DEVICE[target])
     if found is not None:
         return key.shows(found.value)
     return key.default(target) if callable(key.default) else key.default
@@ -141,7 +141,7 @@ def get_value(name: str) -> Any:
 
 def _shown(group: str, key: str, unset: Any) -> Any:
     option = find(f"{group}.{key}")
-    found = state.in_force(option.name, GROUP_DEVICE[group]) if option else None
+    found = keys.in_force(option.name, GROUP_DEVICE[group]) if option else None
     return unset if found is None else GROUPS[group][key].shows(found.value)
 
 

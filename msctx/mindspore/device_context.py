@@ -6,9 +6,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from msctx.mindspore import state
+from msctx.mindspore import keys
 from msctx.mindspore.errors import Absent
-from msctx.vocabulary import build
+from msctx.setter_functions import build
 
 cpu: Any
 gpu: Any
@@ -26,17 +26,17 @@ def _ask(module: ModuleType, word: str) -> None:
 
     def device_count() -> int:
         """How many devices of this kind there are; there is always one CPU. RuntimeError: there is none."""
-        device = state.torch_module(word)
+        device = keys.torch_module(word)
         return int(device.device_count()) if device else 1
 
     def is_available() -> bool:
         """Whether this machine has such a device, and PyTorch can use it."""
-        return state.is_here(word)
+        return keys.is_here(word)
 
     vars(module).update(device_count=device_count, is_available=is_available)
 
 
-build(sys.modules[__name__], "device_context", state.set_one)
+build(sys.modules[__name__], "device_context", keys.set_one)
 for _name, _why in NOT_SUPPORTED.items():
     _module, _, _last = f"{__name__}.{_name}".rpartition(".")
     setattr(sys.modules[_module], _last, Absent(f"ms.device_context.{_name}", _why))

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic
-from msctx.mindspore import state
+from msctx.mindspore import keys
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
-from msctx.options.policies import Compilation
-from msctx.vocabulary import JIT_LEVELS, setter
+from msctx.options.switch_values import Compilation
+from msctx.setter_functions import JIT_LEVELS, setter
 
 
 class DeviceInfo(NamedTuple):
@@ -35,27 +35,27 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
         ValueError: an unknown target, or a wrong number.
         RuntimeError: another device was set before.
     """
-    where = state.origin("ms.set_device")
-    wrong = state.wrong_type("device_target", device_target, (str,), where)
-    if wrong := wrong + state.wrong_type("device_id", device_id, (int, type(None)), where):
+    where = keys.origin("ms.set_device")
+    wrong = keys.wrong_type("device_target", device_target, (str,), where)
+    if wrong := wrong + keys.wrong_type("device_id", device_id, (int, type(None)), where):
         raise OptionTypeError(wrong)
     given = DeviceInfo(device_target, int(device_id or 0))
-    before, number = state.set_by("set_device.device_target"), state.set_by("set_device.device_id")
+    before, number = keys.set_by("set_device.device_target"), keys.set_by("set_device.device_id")
     if before is not None and given != (before.value, number.value if number else 0):
         raise OptionRuntimeError([Diagnostic("ms.set_device", f"{tuple(given)}: it can be set only once", where)])
     options: dict[str, Any] = {"set_device.device_target": device_target}
     if device_id is not None:
         options["set_device.device_id"] = given.device_id
-    state.store(options, "ms.set_device")
+    keys.store(options, "ms.set_device")
 
 
 def get_current_device() -> DeviceInfo:
     """The device in force: ``(device_target, device_id)``."""
-    return DeviceInfo(state.target(), get_value("device_id"))
+    return DeviceInfo(keys.target(), get_value("device_id"))
 
 
-set_deterministic = outside_dynamo(setter("set_deterministic", __name__, state.set_one))
-set_recursion_limit = outside_dynamo(setter("set_recursion_limit", __name__, state.set_one))
+set_deterministic = outside_dynamo(setter("set_deterministic", __name__, keys.set_one))
+set_recursion_limit = outside_dynamo(setter("set_recursion_limit", __name__, keys.set_one))
 
 
 @outside_dynamo
@@ -66,14 +66,14 @@ def set_seed(seed: int) -> None:
         TypeError: not a number.
         ValueError: negative, or more than 32 bits.
     """
-    if wrong := state.wrong_type("seed", seed, (int,), state.origin("ms.set_seed")):
+    if wrong := keys.wrong_type("seed", seed, (int,), keys.origin("ms.set_seed")):
         raise OptionTypeError(wrong)
-    state.store({"seed": seed}, "ms.set_seed")
+    keys.store({"seed": seed}, "ms.set_seed")
 
 
 def get_seed() -> int | None:
     """The seed in force; None when nobody set one."""
-    setting = state.in_force("seed", "cpu")
+    setting = keys.in_force("seed", "cpu")
     return None if setting is None else setting.value
 
 
@@ -104,7 +104,7 @@ def jit(
     """
     from torch import nn
 
-    from msctx.graph import calls
+    from msctx.graph import graph_mode
 
     if unknown := [name for name in options if name not in LEFT]:
         raise TypeError(f"jit() got an unexpected keyword argument {unknown[0]!r}")
@@ -125,7 +125,7 @@ def jit(
         return replace(wanted, whole=wanted.whole or fullgraph, shapes=shapes, fused=fused)
 
     called = _call_of(function) if isinstance(function, nn.Module) else function
-    return calls.jit_as(called, own, in_pynative_mode=True)
+    return graph_mode.jit_as(called, own, in_pynative_mode=True)
 
 
 def _call_of(module: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, MsctxError
-from msctx.mindspore import state
+from msctx.mindspore import keys
 from msctx.mindspore.errors import Absent, OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
-from msctx.vocabulary import build
+from msctx.setter_functions import build
 
 dispatch_threads_num: Any
 launch_blocking: Any
@@ -40,18 +40,18 @@ def set_memory(
         RuntimeError: the second call.
     """
     what = "ms.runtime.set_memory"
-    where = state.origin(what)
+    where = keys.origin(what)
     given = {"increase_size": increase_size, "max_size": max_size, "optimize_level": optimize_level}
     given = {name: value for name, value in given.items() if value is not UNSET}
     rest = {"init_size": init_size, "huge_page_reserve_size": huge_page_reserve_size}
-    if wrong := [p for name, value in (given | rest).items() for p in state.wrong_type(name, value, (str,), where)]:
+    if wrong := [p for name, value in (given | rest).items() for p in keys.wrong_type(name, value, (str,), where)]:
         raise OptionTypeError(wrong)
     options = {f"runtime.set_memory.{name}": value for name, value in given.items()}
-    if any(state.set_by(f"runtime.set_memory.{name}") for name in ("increase_size", "max_size", "optimize_level")):
+    if any(keys.set_by(f"runtime.set_memory.{name}") for name in ("increase_size", "max_size", "optimize_level")):
         raise OptionRuntimeError([Diagnostic(what, "it can be set only once", where)])
     left = [name for name, default in (("init_size", "2GB"), ("huge_page_reserve_size", "0GB")) if rest[name] != default]
-    state.tell_all([f"runtime.set_memory({name}): PyTorch's allocators have nothing like it" for name in left])
-    state.store(options, what)
+    keys.tell_all([f"runtime.set_memory({name}): PyTorch's allocators have nothing like it" for name in left])
+    keys.store(options, what)
 
 
 # --- torch's own functions of the device --------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def _of_torch(name: str, theirs: str, on_cpu: Any = UNSET) -> Callable[..., Any]
     """The function of ``torch.cuda`` or ``torch.npu``; *on_cpu*: its result on the CPU, whose memory torch does not count."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if device := state.torch_module(state.target()):
+        if device := keys.torch_module(keys.target()):
             return getattr(device, theirs)(*args, **kwargs)
         if on_cpu is UNSET:
             raise NoStreams(f"ms.runtime.{name}: device_target is CPU, which has no streams; GPU and Ascend have them")
@@ -124,4 +124,4 @@ set_kernel_launch_capture = Absent(
 )
 memory_replay = Absent("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
 
-build(sys.modules[__name__], "runtime", state.set_one)
+build(sys.modules[__name__], "runtime", keys.set_one)

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from msctx.native import core, counting, watched
-from msctx.options.conv_policy import ALONG, PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
+from msctx.native import core, instrumentation, watched_models
+from msctx.options.algorithm_policy import ALONG, PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
 IN_FORCE: dict[str, ConvPolicy] = {}
@@ -33,7 +33,7 @@ def write(place: str, policy: ConvPolicy | None) -> None:
                 return
         else:
             library, IN_FORCE[place] = LOAD[place](), policy
-            counting.note(Tally)
+            instrumentation.note(Tally)
             number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning.table(library, records, place, only_records=True) if records else 0
@@ -211,9 +211,9 @@ class Tally:
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
     hint, names = "", [pattern for field, pattern in rule.conditions if field == "module"]
-    if names and not watched.OPEN:
+    if names and not watched_models.OPEN:
         hint = "; ctx.watch(model) makes the paths of a model's modules known"
-    elif any(fnmatchcase(path, name) for name in names for model in [*watched.OPEN] for path in model.paths):
+    elif any(fnmatchcase(path, name) for name in names for model in [*watched_models.OPEN] for path in model.paths):
         hint = (
             "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
         )
@@ -241,4 +241,4 @@ def _shape(text: str) -> Shape:
     return tuple(int(number) for number in text.split("x") if number)
 
 
-counting.SOURCES[Tally] = IN_FORCE
+instrumentation.SOURCES[Tally] = IN_FORCE

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from msctx.dynamo import passed_over
-from msctx.native import watched
+from msctx.native import watched_models
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +37,7 @@ class Call:
 
     __slots__ = ("frame", "leaves", "module", "place")
 
-    def __init__(self, module: nn.Module, frame: int, place: watched.Place | None) -> None:
+    def __init__(self, module: nn.Module, frame: int, place: watched_models.Place | None) -> None:
         self.module, self.frame, self.place = id(module), frame, place
         self.leaves: list[tuple[Callable[[Any], object], Any]] = []
 
@@ -115,7 +115,7 @@ def _begin(module: nn.Module, args: Any = ()) -> None:
             drop_ended(frame)
     except ValueError:
         drop_ended(frame)
-    if (place := watched.place_of(module)) is None and not _has_all:
+    if (place := watched_models.place_of(module)) is None and not _has_all:
         return
     call = Call(module, id(frame), place)
     calls.append(call)  # first: where Ctrl-C ends this, the next call undoes it

@@ -23,8 +23,8 @@ from torch.compiler import config
 from msctx import notices
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import core, watched
-from msctx.native.watched import Model
+from msctx.native import core, watched_models
+from msctx.native.watched_models import Model
 from msctx.options import operators
 from msctx.options.precision_rules import Precision, PrecisionRule, precision_of
 from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
@@ -86,8 +86,8 @@ class InForce:
 
     policies: Policies
     number: int = -1
-    models: Collection[Model] = field(default_factory=lambda: watched.OPEN)
-    place: watched.Place | None = None
+    models: Collection[Model] = field(default_factory=lambda: watched_models.OPEN)
+    place: watched_models.Place | None = None
 
 
 class _Here(threading.local):

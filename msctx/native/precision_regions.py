@@ -25,8 +25,8 @@ from torch.optim import optimizer
 
 from msctx import notices
 from msctx.dynamo import outside_dynamo, untraced
-from msctx.native import core, module_calls, precision, watched
-from msctx.native.counting import Held
+from msctx.native import core, module_calls, precision, watched_models
+from msctx.native.instrumentation import Held
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
         _switch(number)
 
 
-def _leave(entered: tuple[precision.InForce, watched.Place | None]) -> None:
+def _leave(entered: tuple[precision.InForce, watched_models.Place | None]) -> None:
     now, around = entered
     now.place = around
     _switch(number_wanted())
@@ -74,15 +74,15 @@ _LOST = (
 )
 
 
-def _inside(place: watched.Place) -> int | None:
+def _inside(place: watched_models.Place) -> int | None:
     """The number of the policies in force inside a module; ``None``: no rule acts on it."""
     now = precision.here.now
     policies, models, moment, number = place.inside
-    if policies is not now.policies or models is not now.models or moment != watched.times:
+    if policies is not now.policies or models is not now.models or moment != watched_models.times:
         key = tuple(now.policies.items())
         found = (_named(path, key) for model, path in reversed(place.paths.items()) if model in now.models)
         number = next((one for one in found if one is not None), None)
-        place.inside = now.policies, now.models, watched.times, number
+        place.inside = now.policies, now.models, watched_models.times, number
     return number
 
 
@@ -105,7 +105,7 @@ def _is_named(module: nn.Module) -> bool:
     """Whether a rule names a module, which is not the one that is compiled as a whole, inside its rules."""
     now = precision.here.now
     policies = tuple(now.policies.items())
-    if not any(policy.modules for _, policy in policies) or (place := watched.place_of(module)) is None:
+    if not any(policy.modules for _, policy in policies) or (place := watched_models.place_of(module)) is None:
         return False
     if now.place is not None and now.place.module is place.module:
         return False

@@ -19,10 +19,10 @@ import torch
 
 from msctx import notices
 from msctx.errors import did_you_mean, user_frame
-from msctx.native import core, watched
+from msctx.native import core, watched_models
 from msctx.observers import compile_trace, files, modules, steps
 from msctx.observers.files import Slot
-from msctx.options.policies import DeterministicExcept
+from msctx.options.switch_values import DeterministicExcept
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -267,14 +267,14 @@ class ExceptReader(Reader):
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
         if not self._unmet:
             return
-        operators, modules = _operators(), {path for model in watched.models() for path, _ in watched.paths_of(model)}
+        operators = _operators()
+        modules = {path for model in watched_models.models() for path, _ in watched_models.paths_of(model)}
         unmet = sorted([*self._unmet])  # other threads go on
         unknown = [one for one in unmet if not (_means_any(one, operators | modules) or _is_of_kernel(one, operators))]
         self._unmet.clear()
         if unknown:
-            near = [f"{name!r}{did_you_mean(name, [*operators, *modules])}" for name in unknown]
-            text = "\n".join(f"{self.option}: no operator, and no module of a watched model, is called {one}" for one in near)
-            notices.warn(text)
+            text = f"{self.option}: no operator, and no module of a watched model, is called"
+            notices.warn("\n".join(f"{text} {name!r}{did_you_mean(name, [*operators, *modules])}" for name in unknown))
 
 
 EXCEPTED = Slot(ExceptReader)

@@ -24,14 +24,14 @@ from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.native import distributed, watched
+from msctx.native import ranks, watched_models
 from msctx.native.module_calls import Call
 from msctx.observers import collector, files, modules, steps
 from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of, kind_of
 from msctx.observers.files import Slot
 from msctx.options import operators
 from msctx.options.grammars import expression_in
-from msctx.options.policies import Dump
+from msctx.options.switch_values import Dump
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""
@@ -82,7 +82,7 @@ class MindSpore:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            place = self._folder / f"rank_{distributed.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
+            place = self._folder / f"rank_{ranks.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind = kind_of(row["operator"])
             name = f"{kind}-op{row['id']}"
@@ -184,7 +184,7 @@ class MsProbe:
         for row in rows:
             if self._place is None:
                 self._place = files.reserve(
-                    self._folder / f"step{row['step']}" / f"rank{distributed.rank_or_0()}", partial(Path.mkdir, parents=True)
+                    self._folder / f"step{row['step']}" / f"rank{ranks.rank_or_0()}", partial(Path.mkdir, parents=True)
                 )
             kind, is_backward = kind_of(row["operator"]), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
@@ -276,7 +276,7 @@ class DumpReader(Reader):
 
     @property
     def _is_of_rank(self) -> bool:
-        return not self.settings.ranks or distributed.rank_or_0() in self.settings.ranks
+        return not self.settings.ranks or ranks.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -307,8 +307,8 @@ class DumpReader(Reader):
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
         """Whether a layer is called as the operator, as a module around it, or as the class of their model, if no module is."""
-        kind, place = kind_of(operator), None if inside is None else watched.place_of(inside)
-        models = {model: type(one).__name__ for model in [*watched.OPEN] if (one := model.module()) is not None}
+        kind, place = kind_of(operator), None if inside is None else watched_models.place_of(inside)
+        models = {model: type(one).__name__ for model in [*watched_models.OPEN] if (one := model.module()) is not None}
 
         def is_path(name: str) -> bool:
             return any(name in model.paths for model in models)

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
-from msctx.native import core, module_calls, watched
+from msctx.native import core, module_calls, watched_models
 from msctx.observers.files import OfThread
 
 _KEY = re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
@@ -74,20 +74,20 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
     """In compiled code this is not called."""
     shown = _shown(call.place)
     if shown is None and _names_all:
-        _unwatched.add(model := watched.record(watched.unwrapped(module)))
-        watched.look([model])
-        call.place = watched.place_of(module)
+        _unwatched.add(model := watched_models.record(watched_models.unwrapped(module)))
+        watched_models.look([model])
+        call.place = watched_models.place_of(module)
         shown = _shown(call.place)
     if shown is not None:
         call.leaves.append((_enter_module, _enter_module(shown.number)))  # in a backward pass, a node has one
 
 
-def _shown(place: watched.Place | None) -> _Shown | None:
+def _shown(place: watched_models.Place | None) -> _Shown | None:
     """How a module is shown: by its first path in an open model that is not the model itself."""
     if place is None:
         return None
-    if place.moment != (moment := watched.times):
-        paths = [path for model, path in [*place.paths.items()] if model in watched.OPEN or model in _unwatched]
+    if place.moment != (moment := watched_models.times):
+        paths = [path for model, path in [*place.paths.items()] if model in watched_models.OPEN or model in _unwatched]
         module, path = place.module(), next(filter(None, paths), "")
         if not paths or module is None:
             place.shown = None
@@ -121,7 +121,7 @@ def turn(*, on: bool) -> None:
 
 
 _names_all = False
-_unwatched: weakref.WeakSet[watched.Model] = weakref.WeakSet()
+_unwatched: weakref.WeakSet[watched_models.Model] = weakref.WeakSet()
 
 
 def name_unwatched() -> None:
@@ -147,16 +147,16 @@ def of_root(name: str) -> str:
 def _classes(moment: int) -> dict[str, set[str]]:
     """Path → the classes that watched models have there: those that are acted on, else those of contexts that were left."""
     found: dict[bool, defaultdict[str, set[str]]] = {is_open: defaultdict(set) for is_open in (False, True)}
-    for model in [*watched.KNOWN]:
+    for model in [*watched_models.KNOWN]:
         for path, reference, _ in model.found:
             if (module := reference()) is not None:
-                found[model in watched.OPEN][path].add(class_of(module))
+                found[model in watched_models.OPEN][path].add(class_of(module))
     return found[False] | found[True]
 
 
 def _class_at(path: str) -> str:
     """ "": no watched model has a module there, models have modules of several classes, or a container that is never called."""
-    classes = [*_classes(watched.times).get(path, ())]
+    classes = [*_classes(watched_models.times).get(path, ())]
     return classes[0] if len(classes) == 1 else ""
 
 
@@ -171,7 +171,7 @@ def parts(path: str) -> list[str]:
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:
     """Each module → ``Default/net-Net/fc-Linear``."""
-    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in watched.paths_of(model)}
+    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in watched_models.paths_of(model)}
     by_path = {path: class_of(module) for module, path in paths.items()}
     name = by_path.__getitem__ if classes else lambda _: ""
     return {module: "/".join(["Default", *_named(path, name)]) for module, path in paths.items()}

@@ -17,7 +17,6 @@ from pydantic import BeforeValidator
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import (
     AnyText,
@@ -35,7 +34,8 @@ from msctx.options.kinds import (
     where,
 )
 from msctx.options.operators import Operator
-from msctx.options.yamlfile import parse_json
+from msctx.options.source_positions import Document, read_file
+from msctx.options.yaml_json import parse_json
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin
 from typing_extensions import Required, TypedDict
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, nearest
-from msctx.imports import collected_later
+from msctx.import_hooks import collected_later
 from msctx.tables import in_words
 
 

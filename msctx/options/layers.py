@@ -163,7 +163,7 @@ def collected(problems: list[Diagnostic], of: type[OptionError | FileError] = Op
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     """The options of a preset, by name or by the path of a YAML file of your own."""
-    from msctx.options.yamlfile import load
+    from msctx.options.yaml_json import load
 
     known = presets()
     preset = fspath(preset) if isinstance(preset, PathLike) else preset
@@ -229,7 +229,7 @@ def _spelling(variable: str) -> str:
 def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
     if (option is None or option.base is not str) and text[:1] == "{" and not ge_key(spelling)[1]:
-        from msctx.options.yamlfile import parse
+        from msctx.options.yaml_json import parse
 
         return parse(text, where).data
     return from_text(spelling, text, bits=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
-from msctx.options.documents import read_file, scalar
 from msctx.options.kinds import BOOL, INVALID, Keys, ValueKind, check, dotted, nowhere, show
 from msctx.options.option import Option
 from msctx.options.rules import YIELDING, Layer, Setting, exclusions
+from msctx.options.source_positions import read_file, scalar
 from msctx.shipped import CONFIGS
 
 OPTIONS: dict[str, Option] = {}

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.documents import Document
 from msctx.options.kinds import INVALID, BadValue, Int, Kind, TextKind, check, keys, nowhere, where
 from msctx.options.layers import collected, environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
-from msctx.options.yamlfile import load, parse
+from msctx.options.source_positions import Document
+from msctx.options.yaml_json import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS, shipped
 from msctx.themes import Facts

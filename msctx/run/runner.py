@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import yaml
 
 from msctx.context import Context, current
-from msctx.context.base import BASE, report
+from msctx.context.process_wide import BASE, report
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
 from msctx.inspection import diff, environment, state
-from msctx.native import counting, tuning, tuning_file
+from msctx.native import instrumentation, tuning, tuning_file
 from msctx.options.layers import collected
 from msctx.plan import Plan
 from msctx.run import launch
@@ -148,13 +148,13 @@ def run_experiment(
             from msctx.amp import watched  # here: it needs torch
 
             counted = Context(origin="run")
-            counting.begin(counted)
+            instrumentation.begin(counted)
             with watched() as scaled:
                 run.memory.begin()
                 result, error = _call(entry, run, recording)
                 result |= scaled()
                 held = run.memory.record()
-            counting.end(counted)
+            instrumentation.end(counted)
             with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
                 _write_computed(run, result, held, counted.precisions(), counted.choices())
         left = _left_changed(found)

@@ -22,9 +22,9 @@ import yaml
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, text_of
 from msctx.options import OPTIONS, find
-from msctx.options.documents import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
+from msctx.options.source_positions import scalar
 from msctx.run.config import Experiment, flow
 from msctx.run.record import Record, plain, result_in
 from msctx.run.runner import Terminated, terminable, undisturbed

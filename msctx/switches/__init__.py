@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from msctx.imports import collected_later
+from msctx.import_hooks import collected_later
 
 with collected_later():
     from msctx.switches import (
         accelerator,
         environment,
-        parts,
+        msctx_own,
         torch_compiler,
         torch_core,
         torch_cuda,
@@ -22,11 +22,11 @@ with collected_later():
     from msctx.switches.base import Switch
 
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
-    *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, parts)),
+    *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, msctx_own)),
     (torch_precision.has_mkl, torch_precision.OF_MKL),
-    (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *parts.OF_CUDA)),
+    (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *msctx_own.OF_CUDA)),
     (torch_core.has_groups, torch_core.OF_GROUPS),
-    (accelerator.npu_is_here, (*torch_npu.SWITCHES, *parts.OF_ASCEND)),
+    (accelerator.npu_is_here, (*torch_npu.SWITCHES, *msctx_own.OF_ASCEND)),
     (accelerator.has_settings, accelerator.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch._logging._internal import log_registry
 
-from msctx.graph import calls, inductor_passes, report
-from msctx.imports import when_imported
-from msctx.native import distributed, precision
+from msctx.graph import graph_mode, inductor_passes, report
+from msctx.import_hooks import when_imported
+from msctx.native import precision, ranks
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -80,7 +80,7 @@ class _TraceFolder(Forced):
 
 
 def _of_rank(path: str | None) -> str | None:
-    rank = distributed.known_rank()
+    rank = ranks.known_rank()
     return path and os.path.abspath(os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"])))
 
 
@@ -301,14 +301,14 @@ _PRODUCTS = {
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 _KEY = len("torch.inductor.")
 SWITCHES = (
-    Switch("graph.compilation", lambda: calls.compilation, partial(setattr, calls, "compilation")),
+    Switch("graph.compilation", lambda: graph_mode.compilation, partial(setattr, graph_mode, "compilation")),
     Switch(
         "graph.modules",
-        lambda: isinstance(calls.found(), calls.Outermost),
-        lambda on: calls.put_back(calls.Outermost() if on else None),
-        state=(calls.found, calls.put_back),
+        lambda: isinstance(graph_mode.found(), graph_mode.Outermost),
+        lambda on: graph_mode.put_back(graph_mode.Outermost() if on else None),
+        state=(graph_mode.found, graph_mode.put_back),
     ),
-    Switch("graph.grad_for_scalar", lambda: calls.for_scalars, partial(setattr, calls, "for_scalars")),
+    Switch("graph.grad_for_scalar", lambda: graph_mode.for_scalars, partial(setattr, graph_mode, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msctx.imports import when_imported
+from msctx.import_hooks import when_imported
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, npu, npu_is_here, synchronize_each_op, wait
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, variable

@@ -10,10 +10,10 @@ from msctx.themes import (
     device,
     distributed,
     graph,
+    matmul,
     memory,
     observe,
     precision,
-    products,
     session,
     tuning,
 )
@@ -24,7 +24,7 @@ from msctx.themes.observe import OBSERVERS
 from msctx.themes.tuning import TUNING
 
 THEMES = (
-    *(device, determinism, memory, convolution, products, precision, tuning, graph, cache, observe, debug),
+    *(device, determinism, memory, convolution, matmul, precision, tuning, graph, cache, observe, debug),
     *(distributed, session),
 )
 for theme in THEMES:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from msctx.options import Setting
-from msctx.options.conv_policy import (
+from msctx.options.algorithm_policy import (
     CONVOLUTION_RULES,
     DIRECTIONS,
     FEW_CHANNELS,

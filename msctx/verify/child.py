@@ -20,12 +20,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
-from msctx.context.base import BASE
+from msctx.context.process_wide import BASE
 from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_calls
 from msctx.observers import collector, modules, steps
 from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
-from msctx.options.conv_policy import plain
+from msctx.options.algorithm_policy import plain
 from msctx.run.config import prepare_environment, read
 from msctx.run.runner import run_experiment
 from msctx.switches import SWITCHES

@@ -4,10 +4,10 @@ import torch
 from comparisons import model_file
 from torch import nn
 
-from msctx.compare.cases import Model, capture, load
+from msctx.compare.timed_calls import Model, capture, load
 from msctx.compare.workload import NetworkLayer, Product, dump, parse
 from msctx.native.choices import ConvProblem
-from msctx.options.yamlfile import parse as parse_yaml
+from msctx.options.yaml_json import parse as parse_yaml
 
 
 def of(module: nn.Module, *args: torch.Tensor) -> Model:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from comparisons import model_file
 
-from msctx.compare.cases import error_of, load, of_layer, of_model
+from msctx.compare.timed_calls import error_of, load, of_layer, of_model
 from msctx.compare.workload import NetworkLayer, Product, Workload, dump, output_of, parse, read
 from msctx.errors import EntryError
 from msctx.native.choices import ConvProblem
-from msctx.options.yamlfile import parse as parse_yaml
+from msctx.options.yaml_json import parse as parse_yaml
 from msctx.shipped import shipped
 
 

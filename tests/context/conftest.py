@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import msctx
-from msctx.context.base import BASE
+from msctx.context.process_wide import BASE
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import msctx
 from msctx.context import ledger
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, ScopeError
-from msctx.native import watched
+from msctx.native import watched_models
 
 
 def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
@@ -128,10 +128,10 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     thread = threading.Thread(target=ctx.watch(model).__enter__)
     thread.start()
     thread.join()
-    assert watched.models() == [model]
+    assert watched_models.models() == [model]
     with pytest.warns(MsctxWarning, match=NEVER_LEFT):
         msctx.reset_context()
-    assert watched.models() == []
+    assert watched_models.models() == []
     with ctx:
         model(torch.ones(1, 1, 1, 1))
     counted = [*ctx.choices(), *ctx.precisions()]
@@ -139,5 +139,5 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
         model(torch.ones(1, 1, 1, 1))
     assert [*ctx.choices(), *ctx.precisions()] == counted
     with ctx:
-        assert watched.models() == [model]
-    assert watched.models() == []
+        assert watched_models.models() == [model]
+    assert watched_models.models() == []

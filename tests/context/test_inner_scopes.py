@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import Elsewhere, State, context_module, quiet, threads
+from torch._inductor import config as inductor
 
 import msctx
 from msctx import plan
@@ -80,6 +81,11 @@ def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> 
             assert threads() == found
         assert threads() == found + 2
         torch.set_num_threads(found + 1)
+    with msctx.context(deterministic="ON"):
+        inductor.deterministic = False  # of this thread, while the context's holds in all
+        with msctx.context(deterministic="ON"):
+            pass
+        assert not inductor.deterministic
 
 
 def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:

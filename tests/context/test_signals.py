@@ -13,8 +13,8 @@ import torch
 
 import msctx
 from msctx.context import Context, ledger
-from msctx.context.base import BASE
-from msctx.context.scopes import stack
+from msctx.context.open_contexts import stack
+from msctx.context.process_wide import BASE
 from msctx.signals import Turn, uninterrupted
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}

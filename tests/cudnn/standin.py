@@ -12,10 +12,10 @@ import fake_device
 import torch
 
 from msctx.context import Context
-from msctx.native import choices, core, counting
+from msctx.native import choices, core, instrumentation
 from msctx.native.choices import Choice
 from msctx.native.choices import rows as rows_of
-from msctx.options.conv_policy import ConvPolicy
+from msctx.options.algorithm_policy import ConvPolicy
 
 FOLDER = Path(__file__).parent
 FAR = "far"
@@ -125,7 +125,7 @@ def refused(compute: Callable[[], object]) -> str:
 def since() -> Context:
     """For :func:`rows`: what is counted from now on."""
     counted = Context()
-    counting.begin(counted)
+    instrumentation.begin(counted)
     return counted
 
 

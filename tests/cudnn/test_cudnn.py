@@ -212,7 +212,7 @@ def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> N
     far("""
     from msctx.errors import NativeError
     from msctx.native import choices
-    from msctx.options.conv_policy import ConvPolicy
+    from msctx.options.algorithm_policy import ConvPolicy
     try:
         choices.write("cuda", ConvPolicy(conv_fprop_algo="gemm"))
     except NativeError as error:

@@ -175,7 +175,7 @@ class Varying(nn.Module):
 
 @pytest.fixture
 def few_variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("msctx.graph.calls.VARIANTS", 2)
+    monkeypatch.setattr("msctx.graph.graph_mode.VARIANTS", 2)
     with torch._dynamo.config.patch(recompile_limit=2):  # torch 2.11
         yield
 

@@ -8,7 +8,7 @@ import torch
 from graph_programs import EAGER_GRAPHS, Net, image
 
 import msctx
-from msctx.graph.captured import operator_of
+from msctx.graph.pre_grad_passes import operator_of
 
 ALL = {"Conv2d", "Add", "BatchNorm", "Relu", "Mean", "Linear"}
 

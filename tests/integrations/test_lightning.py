@@ -10,8 +10,8 @@ from torch import nn
 
 import msctx
 from msctx.amp import watched
-from msctx.memory.communication import data_parallel
-from msctx.native.watched import models
+from msctx.memory.ddp_and_fsdp import data_parallel
+from msctx.native.watched_models import models
 
 lightning = pytest.importorskip("lightning.pytorch")
 

@@ -19,18 +19,18 @@ SETUP = """
     from contextlib import contextmanager
     from torch import nn
     from torch.nn import functional as F
-    from msctx.memory import offload, parameters
-    from msctx.native import watched
+    from msctx.memory import offload, parameter_placement
+    from msctx.native import watched_models
 
     @contextmanager
     def placed(place):
-        parameters.PLACES.write(place)
-        parameters.copy_for_operators(True)
+        parameter_placement.PLACES.write(place)
+        parameter_placement.copy_for_operators(True)
         try:
             yield
         finally:
-            parameters.copy_for_operators(False)
-            parameters.PLACES.write(None)
+            parameter_placement.copy_for_operators(False)
+            parameter_placement.PLACES.write(None)
 
     class Model(nn.Module):
         '''Uses its weights in all the ways that modules have.'''
@@ -112,7 +112,7 @@ def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) ->
     reference = model()
     losses = train(reference)
     placed_model = model()
-    watched.OF_PROCESS.watch(placed_model)
+    watched_models.OF_PROCESS.watch(placed_model)
     begin = torch.far.memory_allocated()
     with placed("{place}"):
         assert {{p.device.type for p in placed_model.parameters()}} == {{"cpu"}}
@@ -132,7 +132,7 @@ def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) ->
 def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(far: Far) -> None:
     far("""
     layers = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(8)]).to("far")
-    watched.OF_PROCESS.watch(layers)
+    watched_models.OF_PROCESS.watch(layers)
     data = torch.randn(2, 512).to("far")
     with placed("host"):
         begin = torch.far.memory_allocated()
@@ -157,7 +157,7 @@ def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(fa
 def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
     far("""
     linear = nn.Linear(4, 4).to("far")
-    watched.OF_PROCESS.watch(linear)
+    watched_models.OF_PROCESS.watch(linear)
     given = torch.ones(4, 4, device="far")
     with placed("host"):
         weight = linear.weight
@@ -185,7 +185,7 @@ def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
 def test_views_and_operators_in_place(far: Far) -> None:
     far("""
     linear = nn.Linear(4, 4).to("far")
-    watched.OF_PROCESS.watch(linear)
+    watched_models.OF_PROCESS.watch(linear)
     x = torch.randn(3, 4).to("far").requires_grad_()
     def run(compute):
         linear.zero_grad()
@@ -248,7 +248,7 @@ def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
     begin = torch.far.memory_allocated()
     layers = nn.Linear(1024, 1024).to("far")
     x = torch.ones(1, 1024, device="far")
-    watched.OF_PROCESS.watch(layers)
+    watched_models.OF_PROCESS.watch(layers)
     with placed("host"):
         layers(x).sum().backward()
         (x @ layers.weight.T).sum().backward()
@@ -269,7 +269,7 @@ def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) ->
             return function(*args, **kwargs or {})
     seen = []
     linear = nn.Linear(4, 4).to("far")
-    watched.OF_PROCESS.watch(linear)
+    watched_models.OF_PROCESS.watch(linear)
     with placed("host"):
         assert all(parameter.is_pinned() for parameter in linear.parameters())
         with Seen():

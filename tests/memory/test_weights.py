@@ -11,7 +11,7 @@ from torch import nn
 
 import msctx
 from msctx.errors import SwitchError
-from msctx.memory import parameters
+from msctx.memory import parameter_placement
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Pa
         with msctx.context(external_weight=True) as ctx:
             with pytest.raises(SwitchError, match=r"external_weight: .*weight_[0-9a-f]{64}: File too large"):
                 ctx.watch(model)
-            assert parameters.placed() == {"place": "file", "moved": 0, "bytes": 0, "left": 4}
+            assert parameter_placement.placed() == {"place": "file", "moved": 0, "bytes": 0, "left": 4}
             assert not [*work_path.rglob("*.part")]
         with pytest.raises(SwitchError, match="File too large"), ctx:
             pass
@@ -142,14 +142,14 @@ def test_what_somebody_else_holds_stays_where_it_is() -> None:
         ctx.watch(model)
         moved = {name for name, parameter in model.named_parameters() if parameter.data_ptr() != pointers[name]}
         assert moved == {"0.weight", "0.bias"}
-        assert parameters.placed() == {"place": "file", "moved": 2, "bytes": 48, "left": 7}
+        assert parameter_placement.placed() == {"place": "file", "moved": 2, "bytes": 48, "left": 7}
         with torch.no_grad():
             slices[0].fill_(7)
             twice[0].fill_(8)
             aliased.weight.fill_(9)
     assert (flat[0, 0].item(), twice[1][0].item(), state["weight"][0, 0].item()) == (7, 8, 9)
     assert shared.weight.is_shared()
-    assert parameters.placed() == {"place": None, "moved": 0, "bytes": 0, "left": 0}
+    assert parameter_placement.placed() == {"place": None, "moved": 0, "bytes": 0, "left": 0}
 
 
 @pytest.mark.parametrize("back_inside", [True, False])
@@ -174,18 +174,18 @@ def test_a_cap_on_memory_counts_neither_moving_nor_putting_back() -> None:
         before = msctx.memory_stats()["caps"][-1]["peak_bytes"]
         assert before < 2**20, "4 MB were copied into memory under the cap"
         with msctx.context(external_weight=False):
-            assert parameters.PLACES.read() is None
+            assert parameter_placement.PLACES.read() is None
             assert torch.equal(model.weight, expected)
-        assert parameters.PLACES.read() == "file"
+        assert parameter_placement.PLACES.read() == "file"
     assert torch.equal(model.weight, expected)
-    assert parameters.PLACES.read() is None
+    assert parameter_placement.PLACES.read() is None
 
 
 def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     msctx.current().watch(model)
-    parameters.PLACES.write("file")
+    parameter_placement.PLACES.write("file")
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
 
     def memory(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
@@ -193,10 +193,10 @@ def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path,
             raise torch.OutOfMemoryError("there is no room")
         return torch.empty_like(parameter.data, device=device)
 
-    monkeypatch.setattr(parameters, "memory_of", memory)
+    monkeypatch.setattr(parameter_placement, "memory_of", memory)
     with pytest.raises(SwitchError, match=r"1 parameters \(432 bytes\) stay in host memory: there is no room"):
-        parameters.PLACES.write(None)
-    assert parameters.PLACES.read() is None
+        parameter_placement.PLACES.write(None)
+    assert parameter_placement.PLACES.read() is None
     assert [*work_path.iterdir()] == []
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
     same = [parameter.data_ptr() == pointer for parameter, pointer in zip(model.parameters(), pointers, strict=True)]
@@ -315,7 +315,7 @@ def test_what_is_trained_is_the_same_before_inside_and_after(name: str, keep: bo
     steps(model, optimizer, 2, keep=keep)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
-    assert not parameters._hooks
+    assert not parameter_placement._hooks
 
 
 def test_an_optimizer_sees_the_found_strides_of_a_gradient_in_a_bucket() -> None:

@@ -14,7 +14,7 @@ import msctx.mindspore as ms
 from msctx import devices
 from msctx.errors import DeviceError, MsctxError, MsctxWarning, OptionError, StrictError
 from msctx.mindspore.errors import NotSupportedError, OptionRuntimeError, OptionTypeError
-from msctx.vocabulary import names
+from msctx.setter_functions import names
 
 HERE = {n: o for n, o in names("runtime").items() if n == "runtime.dispatch_threads_num"}
 OPTIONS = {n: o for n, o in (names("device_context") | HERE).items() if not n.endswith(".op_precision_mode")}

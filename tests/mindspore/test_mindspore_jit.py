@@ -7,7 +7,7 @@ from torch import nn
 
 import msctx
 import msctx.mindspore as ms
-from msctx.graph import calls
+from msctx.graph import graph_mode
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_a_module_is_compiled_with_its_hooks(mode):
 
 
 def test_each_of_many_modules_is_compiled():
-    count = calls.VARIANTS + 2
+    count = graph_mode.VARIANTS + 2
     for number in range(count):
         ms.jit(nn.Linear(2, 2 + number), jit_level="O0")(torch.ones(1, 2))
     assert graphs() == count

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import msctx
 import msctx.mindspore as ms
 from msctx.errors import DeviceError, MsctxError, MsctxWarning, OptionError, StrictError
-from msctx.mindspore import state
+from msctx.mindspore import keys
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.state import FLAT, GROUPS, KEYS
+from msctx.mindspore.keys import FLAT, GROUPS, KEYS
 
 
 class Case(NamedTuple):
@@ -39,7 +39,7 @@ NUMBERS: list[Any] = ["1", 1.5, None, []]
 CASES = {
     "device_target": Case(
         [("CPU", "CPU"), ("GPU", "GPU"), ("Ascend", "Ascend"), ("Davinci", "Ascend")],
-        state.default_target(),
+        keys.default_target(),
         [1, True, ["CPU"]],
         ["CUDA", "", " CPU"],
     ),
@@ -76,7 +76,7 @@ CASES = {
     "disable_format_transform": switch(False, target="GPU", off="Ascend"),
     "support_binary": switch(False),
     "memory_optimize_level": Case([("O0", 0), ("O1", 1)], 0, [0, True, None], ["0", "O2"]),
-    "memory_offload": Case([("ON", state.default_target() != "CPU"), ("OFF", False)], False, [1, True, {}], ["on", ""]),
+    "memory_offload": Case([("ON", keys.default_target() != "CPU"), ("OFF", False)], False, [1, True, {}], ["on", ""]),
     "jit_syntax_level": Case([(0, 0), (ms.LAX, 2)], 2, ["STRICT", 1.0, None], [3, -1]),
     "gpu_config": Case(
         [({"conv_fprop_algo": "precomp_gemm"}, {"conv_fprop_algo": "precomp_gemm"}), ({}, {})],

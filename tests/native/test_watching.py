@@ -16,8 +16,8 @@ from torch.nn import functional as fn
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.memory import parameters
-from msctx.native import watched
+from msctx.memory import parameter_placement
+from msctx.native import watched_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -238,7 +238,7 @@ def model_of(channels: int = 3) -> nn.Sequential:
 
 
 def moved() -> int:
-    return parameters.placed()["moved"]
+    return parameter_placement.placed()["moved"]
 
 
 def test_a_later_context_leaves_the_models_of_one_that_was_left_alone() -> None:
@@ -295,10 +295,10 @@ def test_outside_of_every_block_it_is_for_the_process() -> None:
     msctx.current().watch(model := model_of())
     with msctx.context(external_weight=True):
         assert moved() == 4
-    assert len(watched.models()) == 1
+    assert len(watched_models.models()) == 1
     del model
     gc.collect()
-    assert watched.models() == []
+    assert watched_models.models() == []
 
 
 def test_a_function_that_is_bound_has_the_models_of_its_context() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx.context.base import explain
+from msctx.context.process_wide import explain
 from msctx.errors import FileError, OptionError
 from msctx.options import OPTIONS, Layer, Settings, layers, make_layer
 from msctx.options.kinds import check

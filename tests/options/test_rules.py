@@ -11,7 +11,7 @@ from samples import example
 
 import msctx
 from msctx.errors import OptionError
-from msctx.options import OPTIONS, Settings, conv_policy, make_layer, rules
+from msctx.options import OPTIONS, Settings, algorithm_policy, make_layer, rules
 from msctx.plan import Row
 from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2
 
@@ -164,8 +164,8 @@ def test_a_dump_without_a_folder_is_an_error_before_anything_changes(name: str, 
 
 
 def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> None:
-    assert conv_policy.requested_by({"fprop": None}, None) == {}
-    assert conv_policy.requested_by({"fprop": "gemm", "dgrad": None}, "performance.*: fprop=gemm, dgrad=algo_0") == {
+    assert algorithm_policy.requested_by({"fprop": None}, None) == {}
+    assert algorithm_policy.requested_by({"fprop": "gemm", "dgrad": None}, "performance.*: fprop=gemm, dgrad=algo_0") == {
         ("fprop", "gemm"): "conv_fprop_algo=gemm",
         ("dgrad", "algo_0"): "dgrad=algo_0 of conv_algo_rules",
     }
@@ -173,6 +173,6 @@ def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> Non
 
 def test_every_dtype_that_operators_compute_with_may_be_named() -> None:
     torchs = {str(one).removeprefix("torch.") for one in vars(torch).values() if isinstance(one, torch.dtype)}
-    assert not {*conv_policy.DTYPES} - torchs
+    assert not {*algorithm_policy.DTYPES} - torchs
     stored = ("bits", "float4", *(f"{sign}int{bits}" for sign in ("", "u", "q", "qu") for bits in range(1, 8)))
-    assert not [n for n in torchs - {*conv_policy.DTYPES} if not n.startswith(stored)], "the others are only stored"
+    assert not [n for n in torchs - {*algorithm_policy.DTYPES} if not n.startswith(stored)], "the others are only stored"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msctx.native import choices, core, precision
-from msctx.options.conv_policy import REQUESTED, RULES, ConvPolicy, option_of
+from msctx.options.algorithm_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
 

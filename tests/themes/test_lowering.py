@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from msctx.context import ledger
 from msctx.themes.convolution import INDUCTOR
-from msctx.themes.products import AUTOTUNED
+from msctx.themes.matmul import AUTOTUNED
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
     "nothing": ({}, set()),

@@ -6,7 +6,7 @@ from samples import planned, values
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
 from msctx.plan import Plan
-from msctx.switches.parts import LOADS
+from msctx.switches.msctx_own import LOADS
 from msctx.themes import NEED_CORE
 
 WHY = "there is no compiler"

@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
-from msctx.native import distributed, watched
-from msctx.native.counting import Held
-from msctx.native.distributed import in_words
+from msctx.native import ranks, watched_models
+from msctx.native.instrumentation import Held
+from msctx.native.ranks import in_words
 from msctx.observers import steps
 from msctx.observers.files import OfThread, Slot
 
@@ -237,10 +237,10 @@ class Replicas:
         self._counting.__exit__(None, None, None)
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.settings or distributed.rank() is None:
+        if (step + 1) % self.settings or ranks.rank() is None:
             return
 
-        modules = {module: path for model in watched.models() for path, module in model.named_modules()}
+        modules = {module: path for model in watched_models.models() for path, module in model.named_modules()}
         models = {module: path for module, path in modules.items() if isinstance(module, DistributedDataParallel)}
         if not models:
             notices.warn(NO_MODEL)

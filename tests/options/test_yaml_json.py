@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from msctx.errors import FileError
 from msctx.options import make_layer
-from msctx.options.documents import Document
-from msctx.options.yamlfile import load, parse
+from msctx.options.source_positions import Document
+from msctx.options.yaml_json import load, parse
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "# only a comment\n", "---\n"])

@@ -12,11 +12,11 @@ from multiprocessing import process
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.context.base import BASE, Base
-from msctx.context.idle import now
+from msctx.context.process_wide import BASE, Base
+from msctx.context.unused_options import now
 from msctx.errors import MsctxError, MsctxWarning
-from msctx.imports import when_imported
-from msctx.native import counting
+from msctx.import_hooks import when_imported
+from msctx.native import instrumentation
 from msctx.options import Layer, Settings
 from msctx.options.layers import INHERITED, stacked
 from msctx.plan import Plan
@@ -37,7 +37,7 @@ class Scope:
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
-        counting.begin(context)
+        instrumentation.begin(context)
 
     @property
     def around(self) -> tuple[Scope, ...]:
@@ -48,7 +48,7 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         BASE.opened.discard(self)
-        return counting.end(self.context)
+        return instrumentation.end(self.context)
 
 
 class _Stack(threading.local):
@@ -138,7 +138,7 @@ class WorkerInit:
 
     def __call__(self, worker_id: int = 0) -> None:
         """A seed is left out: each worker has random numbers of its own."""
-        from msctx.context.blocks import close_late
+        from msctx.context.context_manager import close_late
 
         with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
             warnings.simplefilter("ignore", MsctxWarning)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import msctx
 from msctx.options import OPTIONS, formats
-from msctx.options.documents import Document
 from msctx.options.formats import Format, parse_ini
-from msctx.options.yamlfile import parse_json
+from msctx.options.source_positions import Document
+from msctx.options.yaml_json import parse_json
 
 FORMATS: dict[str, Format] = {o.content: getattr(formats, o.content) for o in OPTIONS.values() if o.content}
 JSON_VALUES = st.recursive(

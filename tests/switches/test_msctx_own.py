@@ -11,7 +11,7 @@ from torch import _C
 
 from msctx.context import ledger
 from msctx.switches import SWITCHES
-from msctx.switches.parts import of_session
+from msctx.switches.msctx_own import of_session
 from msctx.themes.observe import _recorder
 
 THREAD = ("models.saved_on_host", "models.copies_of_parameters")

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msctx import devices
 from msctx import plan as planning
-from msctx.context.idle import Moment, now, unmet
+from msctx.context.unused_options import Moment, now, unmet
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report as graphs
 from msctx.native import choices
 from msctx.notices import put_off, warn
 from msctx.options import Layer, Setting, Settings, find
-from msctx.options.conv_policy import RULES
+from msctx.options.algorithm_policy import RULES
 from msctx.options.layers import environment_layers, flatten, layer_of, note_process, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -76,9 +76,9 @@ def ready_plan(settings: Settings, own: Iterable[Layer]) -> Plan:
     plan = plan_here(settings, own)
     if all(NEED_CORE.isdisjoint(layer.settings) for layer in own):
         return plan
-    from msctx.switches import parts
+    from msctx.switches import msctx_own
 
-    return plan_here(settings, own) if parts.prepare(plan.written) else plan
+    return plan_here(settings, own) if msctx_own.prepare(plan.written) else plan
 
 
 def explain(

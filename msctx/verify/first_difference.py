@@ -12,7 +12,7 @@ import torch
 
 from msctx.context import explain
 from msctx.errors import EntryError, EntryFailed
-from msctx.options.conv_policy import RULES, rules_of
+from msctx.options.algorithm_policy import RULES, rules_of
 from msctx.plan import Plan
 from msctx.run.config import read
 from msctx.verify.child import PLACE, difference, differing

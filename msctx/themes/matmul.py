@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from msctx.options import Setting
-from msctx.options.conv_policy import DIRECTIONS, PRODUCT, PRODUCT_RULES, requested_by
+from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, PRODUCT_RULES, requested_by
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule

@@ -11,7 +11,7 @@ from typing import Any
 
 from msctx import devices
 from msctx.context import current, set_options
-from msctx.context.base import BASE
+from msctx.context.process_wide import BASE
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from msctx.options.conv_policy import ConvPolicy
+from msctx.options.algorithm_policy import ConvPolicy
 
 Shape = tuple[int, ...]
 Range = tuple[int, int]

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import offload
-from msctx.native import cachedir, watched
+from msctx.native import cachedir, watched_models
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
 from msctx.tables import in_words
@@ -50,7 +50,7 @@ class Changes:
         self.wanted = self.off
         self.before = WeakIdKeyDictionary()
         """Part → what it had; none is forgotten before it is put back or gone."""
-        watched.FOLLOWERS.append(self)
+        watched_models.FOLLOWERS.append(self)
 
     def parts(self, model: nn.Module) -> Iterable[Any]:
         return model.parameters()
@@ -71,13 +71,13 @@ class Changes:
 
     def write(self, wanted: Any) -> None:
         """Whatever fails, the value is :attr:`off` then, and an error names what could not be put back."""
-        with watched.lock:
+        with watched_models.lock:
             if wanted == self.wanted and (wanted != self.off or not self.before):
                 return
             self._end_all()
             self.wanted = wanted
             try:
-                for model in watched.models():
+                for model in watched_models.models():
                     self.begin(model)
             except BaseException:
                 self._end_all()
@@ -88,7 +88,7 @@ class Changes:
         if self.wanted == self.off:
             return
         changed: list[Any] = []
-        with watched.lock, plainly():
+        with watched_models.lock, plainly():
             try:
                 for part, before in self.change(model):
                     self.before[part] = before
@@ -100,8 +100,8 @@ class Changes:
     def end(self, model: nn.Module) -> None:
         """Nobody watches it now: its parts are put back, unless another watched model has them."""
         if self.before:
-            with watched.lock:
-                others = {id(part) for other in watched.models() for part in self.parts(other)}
+            with watched_models.lock:
+                others = {id(part) for other in watched_models.models() for part in self.parts(other)}
                 self._put_back([part for part in self.parts(model) if id(part) not in others and part in self.before])
 
     def _end_all(self) -> None:
@@ -161,9 +161,9 @@ _sessions = itertools.count()
 
 def placed() -> dict[str, Any]:
     """Where the parameters of watched models are: how many were moved there, their bytes, and how many had to be left."""
-    with uninterrupted(), watched.lock, plainly():
+    with uninterrupted(), watched_models.lock, plainly():
         place = PLACES.wanted
-        known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
+        known = {id(parameter): parameter for model in watched_models.models() for parameter in model.parameters()}
         moved = [*PLACES.before]
         left = [p for p in known.values() if place and p not in PLACES.before and not PLACES.is_there(p)]
         return {"place": place, "moved": len(moved), "bytes": Size(sum(p.nbytes for p in moved)), "left": len(left)}
@@ -420,7 +420,7 @@ def _of(optimizer: Optimizer) -> list[tuple[_Laid, nn.Parameter]]:
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    with watched.lock, plainly():
+    with watched_models.lock, plainly():
         for one, weight in _of(optimizer):
             if weight.stride() == one.laid:
                 _set(weight, one.found)
@@ -430,7 +430,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    with watched.lock, plainly():
+    with watched_models.lock, plainly():
         for one, weight in _of(optimizer):
             if one.gradient is not None and weight.grad is one.gradient[1]:
                 weight.grad = one.gradient[0].copy_(one.gradient[1])

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from msctx.native import watched
+from msctx.native import watched_models
 from msctx.options import Setting, option_of
 from msctx.plan import Plan, Row
 from msctx.themes.common import SPEED_UP
@@ -41,7 +41,7 @@ Moment = tuple[int, int]
 
 def now() -> Moment:
     """How often models had begun or ceased to be acted on, and how often a session had run a function."""
-    return watched.times, Ran.count
+    return watched_models.times, Ran.count
 
 
 def unmet(plan: Plan, settings: Collection[Setting], since: Moment) -> list[str]:
@@ -58,7 +58,7 @@ def _idle(row: Row, since: Moment) -> Iterator[str]:
     if in_run and Ran.count == ran:
         yield f"{name}: it acts on functions that a session runs, msctx.session(...).run"
     on_models = any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS)
-    if on_models and watched.times == times and not watched.OPEN:
+    if on_models and watched_models.times == times and not watched_models.OPEN:
         yield f"{name} to any model: call msctx.current().watch(model) while it is in force"
     if places := _places(row, times):
         yield f"{name}: it acts on {' and on '.join(places)}; there was none"
@@ -75,26 +75,26 @@ def _places(row: Row, since: int) -> list[str]:
         word = f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"
         if any(word in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
             return []
-    models = watched.models()
-    is_any_gone = watched.last_end > since or len(models) < len(watched.OPEN)
+    models = watched_models.models()
+    is_any_gone = watched_models.last_end > since or len(models) < len(watched_models.OPEN)
     return [] if kinds and (is_any_gone or any(_fits(model, start) for model in models for start in kinds)) else places
 
 
 def _fits(model: nn.Module, kind: str) -> bool:
     """FSDP2's, too, for gradients: communication.py warns of them itself."""
-    from msctx.memory import communication
+    from msctx.memory import ddp_and_fsdp
 
-    is_parallel = kind == GRADIENTS and next(communication.data_parallel(model), None) is not None
-    return is_parallel or next(communication.modules(model), None) is not None
+    is_parallel = kind == GRADIENTS and next(ddp_and_fsdp.data_parallel(model), None) is not None
+    return is_parallel or next(ddp_and_fsdp.modules(model), None) is not None
 
 
 def _unnamed(settings: Collection[Setting], since: Moment) -> list[str]:
     """Warnings for names in files that no watched module has; none, if a watched model was left since then."""
-    paths = {path for model in [*watched.OPEN] for path in model.paths}
+    paths = {path for model in [*watched_models.OPEN] for path in model.paths}
     return [
         f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
         for setting in settings
-        if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched.last_end <= since[0]
+        if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched_models.last_end <= since[0]
         for name in (setting.content or {}).get("ByNodeName", ())
         if not any(fnmatchcase(path, name) for path in paths)
     ]

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
-from msctx.context.base import report as report_idle
-from msctx.context.idle import ON_SOMETHING, unmet
-from msctx.context.scopes import Scope, WorkerInit, above_base, end_stranded, innermost, stack
+from msctx.context.open_contexts import Scope, WorkerInit, above_base, end_stranded, innermost, stack
+from msctx.context.process_wide import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
+from msctx.context.process_wide import report as report_idle
+from msctx.context.unused_options import ON_SOMETHING, unmet
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report
-from msctx.native import counting
-from msctx.native.watched import Watched
+from msctx.native.instrumentation import counted
+from msctx.native.watched_models import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
 from msctx.options.layers import look_up
@@ -233,20 +233,20 @@ class Context:
         """Which algorithm each convolution and matmul ran while this context was open, and why: a row for each problem."""
         from msctx.native import choices
 
-        return counting.counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
+        return counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
         from msctx.native import precision_switch
 
-        return counting.counted(self, precision_switch.Tally, precision_switch.Tally.precisions, precision_switch.Precisions())
+        return counted(self, precision_switch.Tally, precision_switch.Tally.precisions, precision_switch.Precisions())
 
     def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
 
         By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
-        return counting.counted(self, report.Tally, report.Tally.graphs, report.Graphs())
+        return counted(self, report.Tally, report.Tally.graphs, report.Graphs())
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly if a precision_mode computes in float16; *options* are its arguments."""

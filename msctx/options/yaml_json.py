@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.documents import Document, Span, read_file, scalar
 from msctx.options.kinds import BadValue, Keys
+from msctx.options.source_positions import Document, Span, read_file, scalar
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
