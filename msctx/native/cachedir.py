@@ -18,9 +18,6 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-from platformdirs import user_cache_dir
-
 from msctx.errors import NativeError
 
 VARIABLE = "MSCTX_CACHE_DIR"
@@ -29,6 +26,8 @@ ELSEWHERE = f"set {VARIABLE} to a folder that only you can write"
 
 def location() -> Path:
     """Where the cache is to be; nothing is checked yet."""
+    from platformdirs import user_cache_dir
+
     path = Path(os.path.expanduser(os.environ.get(VARIABLE) or user_cache_dir("msctx")))
     if not path.is_absolute():  # or there is no home folder
         raise NativeError(f"{path}: is not an absolute path; {ELSEWHERE}")
@@ -121,6 +120,8 @@ def cached(kind: str, name: str) -> Path | None:
 def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
     """The file, made by the only thread of all processes that makes anything."""
     usable()
+    from filelock import FileLock, Timeout  # here: it takes milliseconds to import
+
     path, lock = folder(kind) / name, FileLock(folder() / "building.lock", mode=0o600)
     with naming(path):
         try:

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir, core
@@ -227,11 +225,12 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Be the only process that writes the file. The lock lies beside it: it holds for all machines that share the folder."""
-    target = path.resolve()
+    from filelock import FileLock, Timeout  # here: it takes milliseconds to import
+
     try:
         if path == location():
             cachedir.folder(path.parent.name)
-        lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
+        lock = FileLock("{0.parent}/.{0.name}.lock".format(path.resolve()), mode=0o600)
         os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT, 0o600))  # filelock waits where it cannot be made
         with lock.acquire(timeout=PATIENCE):
             yield
