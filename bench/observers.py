@@ -36,7 +36,7 @@ import summary
 import torch
 
 import msctx
-from msctx.observers import collector
+from msctx.observers import operator_events
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Step = Callable[[], None]
@@ -46,7 +46,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of glibc's ``malloc.h``."""
 
 
-class Forgets(collector.Reader):
+class Forgets(operator_events.Reader):
     """Asks, and drops what it gets: the cost of collecting alone."""
 
     def __init__(self, **requested: int) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from msctx.options.precision_rules import precision_of
+from msctx.options.precision_policy import precision_of
 from msctx.plan import Plan
+from msctx.themes.cann_session import LOW_PRECISION
 from msctx.themes.precision import POLICY
-from msctx.themes.session import LOW_PRECISION
 
 
 class GradScaler(torch.amp.GradScaler):

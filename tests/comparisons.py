@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import msctx
-from msctx.compare import timed_calls
+from msctx.compare import benchmark_cases
 from msctx.compare.config import Comparison, Given, read
+from msctx.compare.layer_shapes import NetworkLayer, Product, Workload, dump, parse
 from msctx.compare.result import Cell, Row
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse
 from msctx.native import build
 from msctx.native.choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml
@@ -103,10 +103,10 @@ def of_layers(
     return read(str(folder / "mine.yaml"), Given())
 
 
-def _cases(of: Comparison) -> Iterator[timed_calls.Case]:
+def _cases(of: Comparison) -> Iterator[benchmark_cases.Case]:
     assert of.layers is not None
     for layer in of.layers.layers:
-        yield from timed_calls.of_layer(layer, of.keys.directions, torch.device("cpu"))
+        yield from benchmark_cases.of_layer(layer, of.keys.directions, torch.device("cpu"))
 
 
 def measured(of: Comparison, speeds: Sequence[tuple[float, float]]) -> list[Row]:

@@ -34,7 +34,7 @@ from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.algorithm_policy import ConvPolicy
-from msctx.options.switch_values import (
+from msctx.options.switch_dataclasses import (
     Compilation,
     CompileCache,
     DeterministicExcept,

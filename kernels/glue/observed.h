@@ -53,7 +53,7 @@ inline std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
 
 // --- readers ------------------------------------------------------------------------------------------------------------
 
-// What one reader wants: each member reads its field of Python's (msctx/observers/collector.py).
+// What one reader wants: each member reads its field of Python's (msctx/observers/operator_events.py).
 struct Reader {
   Json given;
   int64_t reader = given["reader"].integer();    // whose queue the rows go to: a number that no other reader has had, above 0

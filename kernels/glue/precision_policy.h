@@ -21,7 +21,7 @@ constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule c
 // Beside the codes of dtypes: 0 (as it is), and places in `dtypes` from 1 on.
 constexpr uint8_t origin = 255;
 
-// What a policy asks of operators: a PrecisionRule of Python's (msctx/options/precision_rules.py); without one, nothing.
+// What a policy asks of operators: a PrecisionRule of Python's (msctx/options/precision_policy.py); without one, nothing.
 struct PrecisionRule {
   explicit PrecisionRule(const Json& = {});
   uint8_t to[3];       // what float32, float16 and bfloat16 become

@@ -18,7 +18,7 @@ from msctx.cli.render import NO_CANN, Json, Texts, emit, option
 from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.inspection import library_version
 from msctx.native import build as native
-from msctx.native import cachedir, core, tuning, tuning_file
+from msctx.native import cachedir, core, tuning_file, tuning_sync
 from msctx.native.cuda import driver
 from msctx.native.cuda import plans as kernels
 from msctx.native.cuda.depthwise import ARCHS
@@ -223,7 +223,7 @@ def _place(file: str | None) -> Path:
 
 def contents(path: Path) -> dict[str, Any]:
     """A group for each stamp, and whether this machine uses it (``None``: unknown)."""
-    stamps, groups, listed = tuning.here(), tuning_file.read(path), []
+    stamps, groups, listed = tuning_sync.here(), tuning_file.read(path), []
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
         hard, soft = stamp.differs(mine) if mine else ([], [])

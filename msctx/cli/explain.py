@@ -24,7 +24,7 @@ from msctx.inspection import diff as differences
 from msctx.inspection import read_record
 from msctx.inspection import state as read_state
 from msctx.options import OPTIONS, Option, find, is_dictionary
-from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
+from msctx.options.precision_policy import BY_DEFAULT, CHOOSABLE
 from msctx.options.registry import named
 from msctx.reference import catalogue
 from msctx.run.config import file_of, read

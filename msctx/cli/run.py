@@ -231,9 +231,9 @@ def capture(
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
-    from msctx.compare.timed_calls import capture as captured
-    from msctx.compare.timed_calls import load
-    from msctx.compare.workload import DTYPES, dump
+    from msctx.compare.benchmark_cases import capture as captured
+    from msctx.compare.benchmark_cases import load
+    from msctx.compare.layer_shapes import DTYPES, dump
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from msctx.compare import timed_calls as subjects
+from msctx.compare import benchmark_cases as subjects
+from msctx.compare.benchmark_cases import Case, error_of, load
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
 from msctx.compare.report import INTERRUPTED, result_of
 from msctx.compare.result import NOISY, Cell, Entrant, Ratio, Result, Row, interleaved, ratio_between, seconds_of
-from msctx.compare.timed_calls import Case, error_of, load
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
 from msctx.options import make_layer
 from msctx.options.algorithm_policy import PRODUCT, REQUESTED, RULES
-from msctx.options.precision_rules import PRECISION
+from msctx.options.precision_policy import PRECISION
 from msctx.plan import DONE
 from msctx.run.runner import terminable
 from msctx.run.sweep import run_point, why, words_of

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from msctx.compare import workload
-from msctx.compare.workload import Workload
+from msctx.compare import layer_shapes
+from msctx.compare.layer_shapes import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
@@ -188,7 +188,7 @@ class _Reading:
     def _workload(self, name: str) -> Workload | None:
         beside = self.path.parent / name if self.path else None
         try:
-            return workload.read(str(beside) if beside is not None and beside.is_file() else name)
+            return layer_shapes.read(str(beside) if beside is not None and beside.is_file() else name)
         except (OptionError, FileError) as error:
             mark = self.document.mark(("compare", "workload"))
             self.problems += [

@@ -22,7 +22,7 @@ from msctx.context.unused_options import ON_SOMETHING, unmet
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report
-from msctx.native.instrumentation import counted
+from msctx.native.counters import counted
 from msctx.native.watched_models import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings

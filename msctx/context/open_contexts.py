@@ -16,7 +16,7 @@ from msctx.context.process_wide import BASE, Base
 from msctx.context.unused_options import now
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.import_hooks import when_imported
-from msctx.native import instrumentation
+from msctx.native import counters
 from msctx.options import Layer, Settings
 from msctx.options.layers import INHERITED, stacked
 from msctx.plan import Plan
@@ -37,7 +37,7 @@ class Scope:
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
-        instrumentation.begin(context)
+        counters.begin(context)
 
     @property
     def around(self) -> tuple[Scope, ...]:
@@ -48,7 +48,7 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         BASE.opened.discard(self)
-        return instrumentation.end(self.context)
+        return counters.end(self.context)
 
 
 class _Stack(threading.local):

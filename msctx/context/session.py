@@ -25,13 +25,13 @@ from msctx.native import watched_models
 from msctx.native.watched_models import Watched
 from msctx.options import Layer, Settings, make_layer
 from msctx.options.layers import with_preset
-from msctx.options.precision_rules import ACCELERATE
+from msctx.options.precision_policy import ACCELERATE
 from msctx.plan import Plan
 from msctx.signals import Turn, uninterrupted
 from msctx.switches import SWITCHES
 from msctx.switches.msctx_own import of_session
+from msctx.themes.cann_session import LOW_PRECISION
 from msctx.themes.precision import POLICY
-from msctx.themes.session import LOW_PRECISION
 
 if TYPE_CHECKING:
     from torch import nn

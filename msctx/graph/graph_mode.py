@@ -22,7 +22,7 @@ from msctx.errors import GraphError, text_of
 from msctx.graph import backend, report
 from msctx.native import module_calls
 from msctx.notices import warn
-from msctx.options.switch_values import Compilation
+from msctx.options.switch_dataclasses import Compilation
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,8 +15,8 @@ from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
 from msctx.notices import warn
-from msctx.observers.modules import modules_around
-from msctx.options.switch_values import Region
+from msctx.observers.module_paths import modules_around
+from msctx.options.switch_dataclasses import Region
 
 # --- expressions, also of ATen's operators, and patterns of them --------------------------------------------------------
 

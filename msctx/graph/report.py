@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from msctx.errors import GraphError, MsctxError, named, text_of
 from msctx.import_hooks import when_imported
-from msctx.native import instrumentation
+from msctx.native import counters
 from msctx.notices import warn
 from msctx.observers.compile_trace import LOGGER
 from msctx.signals import uninterrupted
@@ -334,8 +334,8 @@ _compilers: list[str] = []
 
 def _dynamo_came() -> None:
     _compilers.append("torch._dynamo")
-    instrumentation.note(Tally)
+    counters.note(Tally)
 
 
-instrumentation.SOURCES[Tally] = _compilers
+counters.SOURCES[Tally] = _compilers
 when_imported("torch._dynamo", _dynamo_came)

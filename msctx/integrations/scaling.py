@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from msctx.errors import Diagnostic, OptionError, ScopeError
 from msctx.native.precision_regions import SCALED
+from msctx.themes.cann_session import LOW_PRECISION
 from msctx.themes.precision import POLICY
-from msctx.themes.session import LOW_PRECISION
 
 if TYPE_CHECKING:
     from msctx.context import Context

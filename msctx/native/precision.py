@@ -26,7 +26,7 @@ from msctx.errors import NativeError
 from msctx.native import core, watched_models
 from msctx.native.watched_models import Model
 from msctx.options import operators
-from msctx.options.precision_rules import Precision, PrecisionRule, precision_of
+from msctx.options.precision_policy import Precision, PrecisionRule, precision_of
 from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
 
 DEVICES = ("cpu", "cuda", "ascend")

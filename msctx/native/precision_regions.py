@@ -26,7 +26,7 @@ from torch.optim import optimizer
 from msctx import notices
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.native import core, module_calls, precision, watched_models
-from msctx.native.instrumentation import Held
+from msctx.native.counters import Held
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,10 +15,10 @@ import torch
 from torch.utils import checkpoint
 
 from msctx.dynamo import passed_over
-from msctx.native import core, instrumentation, module_calls, precision, precision_regions
-from msctx.native.instrumentation import Held
+from msctx.native import core, counters, module_calls, precision, precision_regions
+from msctx.native.counters import Held
 from msctx.native.precision import Policy
-from msctx.options.precision_rules import LEAVE, precision_of
+from msctx.options.precision_policy import LEAVE, precision_of
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _install() -> None:
         wanted = {number for policy in found for number in policy.numbers}
         if not wanted <= numbers:
             numbers.update(wanted)
-            instrumentation.note(Tally)
+            counters.note(Tally)
         numbers.intersection_update(wanted)
         for held, wants in ((precision_regions.in_modules, any(p.modules for p in found)), (_autocasts, bool(found))):
             held.want(wants - held.holders)
@@ -243,7 +243,7 @@ class Tally:
         return Precisions(_rows(self._sum()))
 
 
-instrumentation.SOURCES[Tally] = numbers
+counters.SOURCES[Tally] = numbers
 
 
 def of_process() -> Precisions:

@@ -24,14 +24,14 @@ from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.native import ranks, watched_models
+from msctx.native import process_group, watched_models
 from msctx.native.module_calls import Call
-from msctx.observers import collector, files, modules, steps
-from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of, kind_of
+from msctx.observers import files, module_paths, operator_events, steps
 from msctx.observers.files import Slot
+from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of, kind_of
 from msctx.options import operators
 from msctx.options.grammars import expression_in
-from msctx.options.switch_values import Dump
+from msctx.options.switch_dataclasses import Dump
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""
@@ -82,7 +82,7 @@ class MindSpore:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            place = self._folder / f"rank_{ranks.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
+            place = self._folder / f"rank_{process_group.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind = kind_of(row["operator"])
             name = f"{kind}-op{row['id']}"
@@ -98,7 +98,7 @@ class MindSpore:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
                     given.replace(place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
-                    scope = "_".join((*modules.parts(row["module"]), name))
+                    scope = "_".join((*module_paths.parts(row["module"]), name))
                     self._tables[place].append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
         if sum(map(len, self._tables.values())) > MOST:
             self.flush()
@@ -173,7 +173,7 @@ class MsProbe:
                 text += "a step ends with optimizer.step() or msctx.step()"
                 notices.warn(f"session.enable_dump: {text}")
             return 0
-        around = modules.around()
+        around = module_paths.around()
         for call, name in around:
             if call not in self._modules:
                 self._modules[call] = name, next(self._counts[name])
@@ -184,7 +184,7 @@ class MsProbe:
         for row in rows:
             if self._place is None:
                 self._place = files.reserve(
-                    self._folder / f"step{row['step']}" / f"rank{ranks.rank_or_0()}", partial(Path.mkdir, parents=True)
+                    self._folder / f"step{row['step']}" / f"rank{process_group.rank_or_0()}", partial(Path.mkdir, parents=True)
                 )
             kind, is_backward = kind_of(row["operator"]), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
@@ -276,7 +276,7 @@ class DumpReader(Reader):
 
     @property
     def _is_of_rank(self) -> bool:
-        return not self.settings.ranks or ranks.rank_or_0() in self.settings.ranks
+        return not self.settings.ranks or process_group.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -297,7 +297,7 @@ class DumpReader(Reader):
         return self._scratch.path if self._needs_files else None
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
-        inside = modules.module_at(place)
+        inside = module_paths.module_at(place)
         if self.settings.marked:
             is_meant = inside in _marked
             self._met.update([SET_DUMP] * is_meant)
@@ -313,9 +313,9 @@ class DumpReader(Reader):
         def is_path(name: str) -> bool:
             return any(name in model.paths for model in models)
 
-        named = {model: {name, modules.of_root(name)} for model, name in models.items()}
+        named = {model: {name, module_paths.of_root(name)} for model, name in models.items()}
         roots = {name for model in models if place and model in place.paths for name in named[model] if not is_path(name)}
-        around = collector.around(module)
+        around = operator_events.around(module)
         around += [name.replace(".", "/") for name in around]
         names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
         names |= {*around, kind, operator}

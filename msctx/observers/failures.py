@@ -21,11 +21,11 @@ import torch
 
 from msctx import notices
 from msctx.errors import named, user_frame
-from msctx.native import core, memory, ranks
-from msctx.observers import collector, files
-from msctx.observers.collector import Reader, Row, dtype_of, kind_of
+from msctx.native import core, memory, process_group
+from msctx.observers import files, operator_events
 from msctx.observers.files import Slot
-from msctx.options.switch_values import ErrorDump, Overflow, Recorder, Watchdog
+from msctx.observers.operator_events import Reader, Row, dtype_of, kind_of
+from msctx.options.switch_dataclasses import ErrorDump, Overflow, Recorder, Watchdog
 
 # --- enable_exception_dump: what went into an operator that raised, in a file that ``torch.load`` reads ----------------------
 
@@ -41,7 +41,7 @@ def place(level: int) -> Path:
     if collected := os.environ.get("NPU_COLLECT_PATH"):
         return Path(collected).absolute() / "extra-info"
     folder = (files.work_path() or Path.cwd()) / "extra-info"
-    return folder if level == 1 else folder / "data-dump" / str(ranks.rank_or_0())
+    return folder if level == 1 else folder / "data-dump" / str(process_group.rank_or_0())
 
 
 class ErrorReader(Reader):
@@ -64,7 +64,7 @@ class ErrorReader(Reader):
         for row in rows:
             self._count += 1
             self.guarded(partial(self._write, row))
-        collector.refresh()
+        operator_events.refresh()
 
     def _write(self, row: Row) -> None:
         path = self.output / f"{kind_of(row['operator'])}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}.pt"
@@ -159,13 +159,13 @@ class OverflowReader(Reader):
             if not is_full:
                 _written[self.output] += 1
                 self.guarded(partial(self._write, row))
-            collector.refresh()
+            operator_events.refresh()
             notices.warn(sentence(row) + "; its data are not written: the folder has those of the most reports" * is_full)
         self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
-        place = self.output / self._begun / str(ranks.rank_or_0()) / "Net" / "0" / str(row["step"])
+        place = self.output / self._begun / str(process_group.rank_or_0()) / "Net" / "0" / str(row["step"])
         place.mkdir(parents=True, exist_ok=True)
         kind = kind_of(row["operator"])
         name = files.name_of(f"{row['module']}/{kind}".lstrip("/"))
@@ -202,7 +202,7 @@ def sentence(row: Row) -> str:
     node = f" ({row['node']})" if row["node"] else ""  # a compiled backward pass has none
     direction = {"forward": "forward pass", "backward": f"backward pass{node}", "optimizer": "optimizer"}[row["direction"]]
     inputs = ", ".join(f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}" for t in row["inputs"] if t.get("min") is not None)
-    rank = f" of rank {ranks.rank_or_0()}" if ranks.rank() is not None else ""
+    rank = f" of rank {process_group.rank_or_0()}" if process_group.rank() is not None else ""
     came = [f"{_named(t)} ({count})" for t in row["inputs"] if (count := _counted([t]))]
     unread = [f"{_named(t)} ({t['unread']})" for t in row["inputs"] if "count" not in t and "float" in dtype_of(t)]
     origin = (
@@ -238,7 +238,7 @@ class RecorderReader(Reader):
         self.settings = settings
         self._graphs = graphs
         self.option = "env_config_path.rdr.enable"
-        self.output = Path(settings.path).absolute() / f"rank_{ranks.rank_or_0()}" / "rdr"
+        self.output = Path(settings.path).absolute() / f"rank_{process_group.rank_or_0()}" / "rdr"
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -256,7 +256,7 @@ class RecorderReader(Reader):
         error = files.last_error()
         if error not in (None, self._around) and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error)
-        elif self.settings.mode == 2 and collector.recent():
+        elif self.settings.mode == 2 and operator_events.recent():
             self._write("ended")
 
     def fail(self, error: BaseException) -> None:
@@ -266,7 +266,7 @@ class RecorderReader(Reader):
         """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators only."""
         if self.process != os.getpid():
             return
-        rows = collector.recent()
+        rows = operator_events.recent()
         stem = f"KERNEL.graph_exec_order.{os.getpid()}_{next(_files)}.{time.strftime('%Y%m%d%H%M%S')}"
         text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
         for number, row in enumerate(rows):
@@ -274,7 +274,7 @@ class RecorderReader(Reader):
             of_call = (row["operator"], row["module"] or "-", row["direction"], row["shapes"] or "-", row["algorithm"] or "-")
             text += [f"{number}:", *(f"\t{field}" for field in (*of_call, state, f"thread {row['thread']}"))]
         found: dict[str, Any] = {"reason": reason, "operators": rows, "memory": _memory(), "graphs": self._graphs()}
-        found["collectives"] = ranks.flight_record()
+        found["collectives"] = process_group.flight_record()
         self.guarded(lambda: files.write(self.output / f"{stem}.txt", "\n".join(text) + "\n"))
         self.guarded(lambda: files.write_json(self.output / f"{stem}.json", found))
 

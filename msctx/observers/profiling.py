@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from msctx.notices import warn
 from msctx.observers import files, steps
 from msctx.observers.files import Slot
-from msctx.observers.modules import ModuleRanges
+from msctx.observers.module_paths import ModuleRanges
 
 MOST_STEPS = 100
 """Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth. Later ones are left out."""

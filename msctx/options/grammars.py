@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from msctx.options.kinds import BadValue, Kind, TextKind, refusal, show
-from msctx.options.switch_values import SCOPE_PASSES
+from msctx.options.switch_dataclasses import SCOPE_PASSES
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"

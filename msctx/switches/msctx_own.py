@@ -94,9 +94,9 @@ SWITCHES = (
     slot("observers.errors", "msctx.observers.failures:ERRORS"),
     slot("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
     slot("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
-    slot("observers.deterministic_except", "msctx.observers.collector:EXCEPTED"),
+    slot("observers.deterministic_except", "msctx.observers.operator_events:EXCEPTED"),
     slot("observers.print_file", "msctx.observers.printing:SLOT"),
-    slot("observers.replicas", "msctx.observers.gradient_checks:SLOT"),
+    slot("observers.replicas", "msctx.observers.bprop_and_replica_checks:SLOT"),
     slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
     slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
     slot(
@@ -104,9 +104,9 @@ SWITCHES = (
         "msctx.observers.compile_trace:GRAPHS_SLOT",
         blocked=lambda wanted: str(import_module("msctx.observers.compile_trace").obstacle(wanted)),
     ),
-    _turned("observers.class_names", "msctx.observers.modules:CLASSES.", unwritten=True),
-    _turned("observers.check_bprop", "msctx.observers.gradient_checks:NODES."),
-    _turned("observers.check_bprop_values", "msctx.observers.gradient_checks:VALUES."),
+    _turned("observers.class_names", "msctx.observers.module_paths:CLASSES.", unwritten=True),
+    _turned("observers.check_bprop", "msctx.observers.bprop_and_replica_checks:NODES."),
+    _turned("observers.check_bprop_values", "msctx.observers.bprop_and_replica_checks:VALUES."),
     _part("torch.profiler", "msctx.observers.profiling:SLOT."),
     _of_session("session.graph_run_mode"),
     _of_session("session.iterations_per_loop"),
@@ -114,7 +114,7 @@ SWITCHES = (
     _of_session("session.low_precision.cpu"),
     _of_session("session.low_precision.cuda"),
     _of_session("session.low_precision.ascend"),
-    _part("torch.dataloader.shared", "msctx.native.ranks:", verbs=("shared", "share"), scope="thread"),
+    _part("torch.dataloader.shared", "msctx.native.process_group:", verbs=("shared", "share"), scope="thread"),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)

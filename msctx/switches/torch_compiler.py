@@ -19,7 +19,7 @@ from torch._logging._internal import log_registry
 
 from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
-from msctx.native import precision, ranks
+from msctx.native import precision, process_group
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -80,7 +80,7 @@ class _TraceFolder(Forced):
 
 
 def _of_rank(path: str | None) -> str | None:
-    rank = ranks.known_rank()
+    rank = process_group.known_rank()
     return path and os.path.abspath(os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"])))
 
 

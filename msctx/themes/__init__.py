@@ -1,9 +1,10 @@
 """All options: one file a theme declares them, states the rules between them and translates them. Pure: imports no torch."""
 
 from msctx.options import UNSET, registry, rules
-from msctx.options.precision_rules import PRECISION
+from msctx.options.precision_policy import PRECISION
 from msctx.themes import (
     cache,
+    cann_session,
     convolution,
     debug,
     determinism,
@@ -14,7 +15,6 @@ from msctx.themes import (
     memory,
     observe,
     precision,
-    session,
     tuning,
 )
 from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert, refused
@@ -25,7 +25,7 @@ from msctx.themes.tuning import TUNING
 
 THEMES = (
     *(device, determinism, memory, convolution, matmul, precision, tuning, graph, cache, observe, debug),
-    *(distributed, session),
+    *(distributed, cann_session),
 )
 for theme in THEMES:
     registry.declare(theme.OPTIONS)

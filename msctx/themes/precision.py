@@ -10,7 +10,7 @@ from msctx.options import Setting, operators
 from msctx.options.kinds import Bool, Choice, Path
 from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
-from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
+from msctx.options.precision_policy import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused, translates
 from msctx.themes.common import PINNED

@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from msctx.context.process_wide import BASE
 from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_calls
-from msctx.observers import collector, modules, steps
-from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
+from msctx.observers import module_paths, operator_events, steps
+from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of
 from msctx.options.algorithm_policy import plain
 from msctx.run.config import prepare_environment, read
 from msctx.run.runner import run_experiment
@@ -299,12 +299,12 @@ def _run(job: Message, send: Send) -> Message:
     task, folder = job["task"], job["folder"]
     with compared(send) if "compiled" in task else nullcontext():
         if "compiled" not in task:
-            modules.name_unwatched()
+            module_paths.name_unwatched()
             (DetailReader(send, **task, folder=Path(folder).parent) if "step" in task else DigestReader(send, **task)).begin()
         try:
             run_experiment(experiment, folder)
             last: Message = {"does": "ends", "idle": BASE.ended}
         except EntryFailed as error:
             last = failed(str(error).replace(f"; the run is recorded in {folder}", "").replace(folder, "RUN_DIR"))
-    collector.flush()
+    operator_events.flush()
     return last

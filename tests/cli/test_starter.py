@@ -10,7 +10,7 @@ import msctx
 from msctx import schema
 from msctx.cli import explain
 from msctx.options import find
-from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
+from msctx.options.precision_policy import CHOOSABLE, precision_of, text_of
 from msctx.run.config import read
 
 TEXT = explain.text("mine.yaml")

@@ -12,7 +12,7 @@ import fake_device
 import torch
 
 from msctx.context import Context
-from msctx.native import choices, core, instrumentation
+from msctx.native import choices, core, counters
 from msctx.native.choices import Choice
 from msctx.native.choices import rows as rows_of
 from msctx.options.algorithm_policy import ConvPolicy
@@ -125,7 +125,7 @@ def refused(compute: Callable[[], object]) -> str:
 def since() -> Context:
     """For :func:`rows`: what is counted from now on."""
     counted = Context()
-    instrumentation.begin(counted)
+    counters.begin(counted)
     return counted
 
 

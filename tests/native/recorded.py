@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from msctx.options.precision_rules import MODES
+from msctx.options.precision_policy import MODES
 
 MOVES = (
     "_to_copy detach t view transpose expand _unsafe_view permute reshape clone ones_like alias flip unsqueeze squeeze select "

@@ -11,7 +11,7 @@ from recorded import each_mode
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.options.precision_rules import MODES
+from msctx.options.precision_policy import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.options.precision_rules import DTYPES, LEAVE, MODES, precision_of, text_of
+from msctx.options.precision_policy import DTYPES, LEAVE, MODES, precision_of, text_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.usefixtures("one_thread")

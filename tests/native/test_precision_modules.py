@@ -8,7 +8,7 @@ from recorded import each_mode
 from torch import nn
 
 import msctx
-from msctx.options.precision_rules import precision_of, text_of
+from msctx.options.precision_policy import precision_of, text_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

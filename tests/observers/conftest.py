@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from listeners import TESTED, Listens
 
-from msctx.observers.collector import Row
+from msctx.observers.operator_events import Row
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from msctx.observers.collector import Reader, Row
 from msctx.observers.files import Slot
+from msctx.observers.operator_events import Reader, Row
 
 
 class Listens(Reader):

@@ -15,7 +15,7 @@ from torch import nn
 
 import msctx
 from msctx.observers import compile_trace
-from msctx.observers.collector import Row
+from msctx.observers.operator_events import Row
 
 
 def model() -> nn.Module:

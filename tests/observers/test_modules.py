@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
-from msctx.observers import collector
+from msctx.observers import operator_events
 
 X = torch.ones(2, 4)
 Seen = Callable[[Callable[[], object]], list[tuple[str, str]]]
@@ -19,7 +19,7 @@ Seen = Callable[[Callable[[], object]], list[tuple[str, str]]]
 @pytest.fixture
 def seen(collected: Any) -> Seen:
     """The operators and their modules."""
-    return lambda run: [(collector.kind_of(row["operator"]), row["module"]) for row in collected(run, outputs=1)]
+    return lambda run: [(operator_events.kind_of(row["operator"]), row["module"]) for row in collected(run, outputs=1)]
 
 
 def net() -> nn.Sequential:

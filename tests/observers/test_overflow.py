@@ -12,7 +12,7 @@ import torch
 from dumped_programs import overflows
 from torch import nn
 
-from msctx.observers import collector
+from msctx.observers import operator_events
 
 NAN, INF = float("nan"), float("inf")
 Run = Callable[[], object]
@@ -241,4 +241,4 @@ def test_results_are_untouched(tmp_path: Path) -> None:
     overflows(lambda: found.append(net(x)), tmp_path)
     assert torch.equal(found[0], expected)
     assert math.isfinite(float(found[0].sum()))
-    assert not collector._readers
+    assert not operator_events._readers

@@ -59,7 +59,7 @@ def test_nothing_is_registered_where_no_observer_is_asked_for(run_forked: Any) -
         before = registries.registered(net), registries.dispatched()
         assert not any(before[0][name] for name in ("operators of the process", "operators of the thread"))
         import msctx
-        from msctx.observers import collector
+        from msctx.observers import operator_events
         with msctx.context(deterministic="ON", matmul_allow_tf32=False).watch(net):
             net(torch.ones(2, 4)).sum().backward()
             assert (registries.registered(net), registries.dispatched()) == before

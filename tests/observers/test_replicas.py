@@ -8,8 +8,8 @@ from ranks import two_ranks
 from torch import nn
 
 import msctx
-from msctx.native import ranks
-from msctx.observers import gradient_checks, steps
+from msctx.native import process_group
+from msctx.observers import bprop_and_replica_checks, steps
 
 BODY = """
 def test(rank):
@@ -61,11 +61,11 @@ def test_a_single_process_compares_nothing_and_hooks_go() -> None:
         assert steps.current() == 1
     assert steps.current() == 0
     with msctx.context(replica_check=1), msctx.context(replica_check=0):
-        assert gradient_checks.SLOT.read() is None
+        assert bprop_and_replica_checks.SLOT.read() is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_without_a_model_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "rank", lambda: 0)
+    monkeypatch.setattr(process_group, "rank", lambda: 0)
     with pytest.raises(msctx.MsctxWarning, match="no model to compare"):
-        gradient_checks.Replicas(1)._ended(0)
+        bprop_and_replica_checks.Replicas(1)._ended(0)

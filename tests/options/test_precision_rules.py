@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from msctx.options import operators
-from msctx.options.precision_rules import (
+from msctx.options.precision_policy import (
     BY_DEFAULT,
     CHOOSABLE,
     DTYPES,

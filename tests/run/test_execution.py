@@ -65,7 +65,7 @@ def test_workers_are_reached(run, folder, start):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", ["", "msctx.state()", "from msctx.observers import collector"])
+@pytest.mark.parametrize("first", ["", "msctx.state()", "from msctx.observers import operator_events"])
 def test_programs_that_begin_with_msctx_are_reached(run, folder, first):
     """Their first import of torch may be one of msctx's own modules, or their own."""
     done = run(*OPTIONS, "--", sys.executable, "-c", f"import msctx\n{first}\nimport echo\necho.show('here')")

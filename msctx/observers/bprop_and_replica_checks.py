@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
-from msctx.native import ranks, watched_models
-from msctx.native.instrumentation import Held
-from msctx.native.ranks import in_words
+from msctx.native import process_group, watched_models
+from msctx.native.counters import Held
+from msctx.native.process_group import in_words
 from msctx.observers import steps
 from msctx.observers.files import OfThread, Slot
 
@@ -237,7 +237,7 @@ class Replicas:
         self._counting.__exit__(None, None, None)
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.settings or ranks.rank() is None:
+        if (step + 1) % self.settings or process_group.rank() is None:
             return
 
         modules = {module: path for model in watched_models.models() for path, module in model.named_modules()}

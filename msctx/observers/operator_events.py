@@ -20,9 +20,9 @@ import torch
 from msctx import notices
 from msctx.errors import did_you_mean, user_frame
 from msctx.native import core, watched_models
-from msctx.observers import compile_trace, files, modules, steps
+from msctx.observers import compile_trace, files, module_paths, steps
 from msctx.observers.files import Slot
-from msctx.options.switch_values import DeterministicExcept
+from msctx.options.switch_dataclasses import DeterministicExcept
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -148,7 +148,7 @@ def _turn(going_on: object = None) -> None:
     elif not _readers and _counting:
         _counting.pop().__exit__(None, None, None)
     refresh()
-    modules.turn(on=bool(_readers))
+    module_paths.turn(on=bool(_readers))
     compile_trace.LISTENER.turn(bool(_readers))
 
 
