@@ -58,7 +58,8 @@ def _close(scope: Scope, error: BaseException | None) -> None:
                 ledger.undo(hold, strict=plan.strict)
         finally:
             context._watched.close()
-    report_idle(found, plan, only_warn=error is not None)
+    if found:
+        report_idle(found, plan, only_warn=error is not None)
 
 
 def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:

@@ -31,9 +31,7 @@ ON_SOMETHING = ("models.", "session.", "native.precision.", IN_CODE)
 
 
 class Ran:
-    """How often a session has run a function in this process."""
-
-    count = 0
+    count = 0  # how often a session has run a function in this process
 
 
 Moment = tuple[int, int]
