@@ -119,7 +119,7 @@ class Excludes(_Pair):
 @dataclass(frozen=True)
 class Needs(Rule):
     """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``error``, where it is one here,
-    too; ``inert``, where the option merely has no effect: ``off``, as is meant, if one of them is switched off."""
+    too; ``inert``, where the option merely has no effect: ``off``, as is meant, if one of them is switched off at another place."""
 
     option: When
     others: tuple[When, ...]
@@ -135,8 +135,9 @@ class Needs(Rule):
         found = [(other, get(other.name)) for other in self.others]
         if device not in self.devices or any(other.holds(setting) for other, setting in found):
             return ""
-        is_off = self.status == "inert" and any(setting and not When(other.name).holds(setting) for other, setting in found)
-        return "off" if is_off else self.status
+        own = get(self.option.name)
+        off = [s for other, s in found if s and own and s.place != own.place and not When(other.name).holds(s)]
+        return "off" if off and self.status == "inert" else self.status
 
     def __str__(self) -> str:
         return f"{self.option} {self.why.removeprefix('it ')}{_on(self.devices)}"

@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     Needs(When("op_compiler_cache_dir.op_cache_ini"),
         (KEEPS, When("op_compiler_cache_dir"), When("enable_compile_cache", TRUE)), "inert"),
     Forbids(When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"),
+    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
     *(
         Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
         for other in (When("op_debug_level"), WITHOUT_LIST)

@@ -11,7 +11,7 @@ from msctx.options import Setting, option_of
 from msctx.options.grammars import DumpLayer, DumpStep, layers_in
 from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
-from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When
+from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.options.switch_dataclasses import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused, translates
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
@@ -145,6 +145,7 @@ RULES: tuple[Rule, ...] = (
     Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
     Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
+    Forbids(When("profiling_options"), When("profiling_mode", (False,)), "off", "profiling_mode is off"),
 )
 # fmt: on
 

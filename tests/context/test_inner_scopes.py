@@ -61,7 +61,11 @@ DETAILS: list[Any] = [
 
 @pytest.mark.parametrize(("on", "off"), DETAILS, ids=["deterministic", "save_graphs"])
 def test_details_of_what_an_inner_scope_switches_off_are_not_in_its_way(on: dict[str, Any], off: dict[str, Any]) -> None:
-    with msctx.context(**on, strict=True), msctx.context(**off) as inner:
+    options = {**on, **off, "strict": True}
+    with pytest.raises(msctx.StrictError), msctx.context(**options):
+        pass
+    with msctx.context(**on, strict=True):
+        inner = msctx.context(**off)
         assert {row.status for row in inner.plan.rows if row.option not in {*off, "strict"}} == {"inert"}
 
 
