@@ -60,12 +60,10 @@ def read(path: str, device: str | None = None) -> Migration:
 def canonical(spelling: str) -> str:
     """The spelling to write an option with: its name, or for one device alone its name in that device's group."""
     option, device = find(spelling), device_of(spelling)
-    if option is None:
-        return spelling
-    if device is None or option.devices == (device,):
+    if option and (device is None or option.devices == (device,)):
         return option.name
-    groups = [group for group in option.groups if GROUPS.get(group) == device]
-    return f"{groups[0]}.{option.name}" if groups else spelling  # without a group: the newer name itself
+    groups = [f"{group}.{option.name}" for group in option.groups if GROUPS.get(group) == device] if option else []
+    return groups[0] if groups else spelling  # without a group: the newer name itself
 
 
 def nested(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +96,7 @@ class _Merging:
         self.calls.append(call)
         self.problems += call.problems
         notes: list[str] = []
-        inside = ", ".join(
-            words for words, _ in call.inside if not words.startswith(("def ", "async def "))
-        )  # functions: in notes alone
+        inside = ", ".join(w for w, _ in call.inside if not w.startswith(("def ", "async def ")))  # functions: in notes alone
         if call.left_out:
             self.entries[f"{call.mark}"] = Entry(f"{call.function}(…)", None, "", call.mark, call.left_out, inside=inside)
         elif call.inside:
@@ -213,9 +209,10 @@ def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
 
 def as_yaml(migration: Migration) -> str:
     """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
-    first = f"# What {_base_name(migration.file)} sets, found by `msctx migrate`."
+    first = f"# What {_base_name(migration.file)} sets, found by `msctx migrate`. Use: msctx exec FILE.yaml -- python loop.py"
+    paths = "# Files that options name stand beside this one or in the working directory; of a with-block, in the latter"
     body = [*_yaml(_set(migration), "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
-    return "\n".join([first, "context:" if body else "context: {}", *body, ""])
+    return "\n".join([first, paths, "context:" if body else "context: {}", *body, ""])
 
 
 def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -242,10 +239,13 @@ def _scalar(value: Any) -> str:
 
 def as_with_block(migration: Migration) -> str:
     """The same as Python: a with-block for the code that the options are meant for."""
-    lines = ["import msctx", ""]
     body = [*_arguments(_set(migration)), *(f"    # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
-    lines += ["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"]
-    watching = dict.fromkeys(row.spelling for row in planned(migration, "cpu").rows if "models." in " ".join(row.assignments))
+    lines = ["import msctx", "", *(["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"])]
+    plan = planned(migration)
+    rows = [row for row in plan.rows if row.device == plan.main_device]
+    watching = dict.fromkeys(
+        r.spelling for r in rows for name, on in r.assignments.items() if on and name.startswith("models.")
+    )
     lines += [f"    # ctx.watch(model): {', '.join(watching)} acts on the models that it names"] * bool(watching)
     return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
 

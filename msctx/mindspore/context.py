@@ -114,14 +114,14 @@ def get_context(attr_key: str) -> Any:
     name, where = attr_key, keys.origin("ms.get_context")
     if wrong := keys.wrong_type("attr_key", name, (str,), where):
         raise OptionTypeError(wrong)
-    target = keys.target()
-    if name in KEYS and (reason := _not_here(KEYS[name], target)) and keys.in_force(name, DEVICE[target]) is None:
+    if name in KEYS and (reason := _not_here(KEYS[name], keys.target())) and keys.in_force(name, DEVICE[keys.target()]) is None:
         warn(f"{name}: {reason}")
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)
-    if name in KEYS or find(name) is not None:
+    if name in KEYS or find(name):
         raise OptionError([Diagnostic(name, "MindSpore's get_context does not know it", where)])
-    raise OptionError([Diagnostic(name, "unknown key", where, suggestion=nearest(name, [*KEYS, *FLAT]))])
+    hint = instead(name) or nearest(name, [*KEYS, *FLAT])
+    raise OptionError([Diagnostic(name, later(name) or "unknown key", where, suggestion=hint)])
 
 
 def get_value(name: str) -> Any:

@@ -44,7 +44,7 @@ OF_GRADIENTS = {
 }
 """The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
 FALLBACK = {
-    "warn": "torch's own path runs, with a warning each",
+    "warn": "torch's own path runs, and a context's first such call warns",
     "error": "the call raises, with every candidate and all of its reasons",
     "silent": "torch's own path runs; only choices() shows it",
 }

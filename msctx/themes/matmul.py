@@ -183,7 +183,7 @@ RNNS = "cuDNN's RNNs follow; torch.backends.fp32_precision, set later, no longer
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
 TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
-ON_UNIT = "AMX computes it, as choices() shows"
+ON_UNIT = "AMX computes it, as choices() shows; inert on a CPU without AMX"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 ONLY_NPU = "no other device than an NPU rounds to HF32"
 NO_HF32 = reason(f"a permission: {ONLY_NPU}", "set {} for TF32, which has one bit less of mantissa")
