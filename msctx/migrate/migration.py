@@ -210,7 +210,7 @@ def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
 def as_yaml(migration: Migration) -> str:
     """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
     first = f"# What {_base_name(migration.file)} sets, found by `msctx migrate`. Use: msctx exec FILE.yaml -- python loop.py"
-    paths = "# Files that options name stand beside this one or in the working directory; of a with-block, in the latter"
+    paths = "# Files that options name stand in its folder or in the working directory; of a with-block, in the latter"
     body = [*_yaml(_set(migration), "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
     return "\n".join([first, paths, "context:" if body else "context: {}", *body, ""])
 
