@@ -192,7 +192,7 @@ def _ends(graph: fx.GraphModule, region: Region) -> tuple[int, int] | None:
     named: dict[str, list[int]] = {}
     for i, node in enumerate(graph.graph.nodes):
         if node.op.startswith("call_"):
-            for name in _names(node):
+            for name in {node.name, operator_of(node), *modules_around(node)} - {""}:
                 named.setdefault(name, []).append(i)
     missing = [name for name in (*region.first, *region.last) if name not in named]
     if missing:
@@ -212,8 +212,3 @@ def operator_of(node: fx.Node) -> str:
     name = getattr(node.target, "overloadpacket", node.target)  # its name is without the overload
     name = getattr(name, "__name__", None) or str(name).rpartition(".")[2]
     return "".join(part[0].upper() + part[1:] for part in re.split(r"\W|_", name) if part) or "Operator"
-
-
-def _names(node: fx.Node) -> set[str]:
-    """The names of a node, of its operator, and of the modules around it."""
-    return {node.name, operator_of(node), *modules_around(node)} - {""}

@@ -216,8 +216,7 @@ class Reader:
         if function in PARAMETERS:
             names = [*parameters[: len(call.args)], *(keyword.arg or "" for keyword in call.keywords)]
         is_implied = not parts and function in DEFAULTS
-        fits = len({*names}) == len(parts) and {*names} <= {*parameters} and (parts or is_implied)
-        if not fits:
+        if not (len({*names}) == len(parts) and {*names} <= {*parameters} and (parts or is_implied)):
             takes = ", ".join(parameters) if function in PARAMETERS else "one value"
             found.leave_out(f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}")
             return

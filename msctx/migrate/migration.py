@@ -51,9 +51,8 @@ def read(path: str, device: str | None = None) -> Migration:
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
-    if device and (there := merging.entries.get("device_target")):
-        target = next(target for target, name in TARGETS.items() if name == device_named(device))
-        merging.entries["device_target"] = replace(there, value=target, reason="", inside=f"where it is {there.written}")
+    if device:
+        merging.move(device_named(device))
     return merging.result()
 
 
@@ -157,6 +156,24 @@ class _Merging:
         if self.entries[key] is new or old.value == new.value:
             return []
         return [f"{key}: that of line {old.mark.line} stays in force, since MindSpore's newer functions win over set_context"]
+
+    def move(self, device: str) -> None:
+        """Write the options for another device: those in the group of the script's own device are meant for that one, too."""
+        there, entries, self.entries = self.entries.get("device_target"), self.entries, {}
+        own = device_named(there.value) if there and not there.reason else device
+        for key, entry in entries.items():
+            option, group, why = find(entry.spelling), device_of(entry.spelling), ""
+            if entry is there and (entry.reason or own != device):
+                target = next(target for target, name in TARGETS.items() if name == device)
+                entry = replace(entry, value=target, reason="", inside=f"where it is {entry.written}")
+            elif key == "device_id" and device == "cpu" and entry.value:
+                entry = replace(entry, reason=(why := "there is one CPU"))
+            elif option and group == own != device and device in option.devices and not device_of(option.name):
+                key, entry = option.name, replace(entry, spelling=option.name)
+            elif there and group and own not in (group, device) and not entry.reason:
+                why = f"MindSpore ignores it with device_target={there.written}; here it acts on {group} alone"
+            self.problems += [Diagnostic(one_line(entry.spelling), why, mark=entry.mark)] * bool(why)
+            self.entries[key] = max(entry, self.entries.get(key, entry), key=lambda one: one.rank)
 
     def result(self) -> Migration:
         layer = self._combine()

@@ -8,10 +8,11 @@ from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore import errors, keys
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
+from msctx.mindspore.keys import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
 from msctx.options.registry import instead, later
+from msctx.plan import TARGETS
 from msctx.setter_functions import JIT_LEVELS
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
@@ -114,7 +115,8 @@ def get_context(attr_key: str) -> Any:
     name, where = attr_key, keys.origin("ms.get_context")
     if wrong := keys.wrong_type("attr_key", name, (str,), where):
         raise OptionTypeError(wrong)
-    if name in KEYS and (reason := _not_here(KEYS[name], keys.target())) and keys.in_force(name, DEVICE[keys.target()]) is None:
+    target = keys.target()
+    if name in KEYS and (reason := _not_here(KEYS[name], target)) and keys.in_force(name, TARGETS[target]) is None:
         warn(f"{name}: {reason}")
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)
@@ -133,7 +135,7 @@ def get_value(name: str) -> Any:
         return {key: value for key in GROUPS[name] if (value := _shown(name, key, UNSET)) is not UNSET}
     if name in FLAT:
         return _shown(*FLAT[name], GROUPS[FLAT[name][0]][FLAT[name][1]].default)
-    key, found = KEYS[name], keys.in_force(name, DEVICE[target])
+    key, found = KEYS[name], keys.in_force(name, TARGETS[target])
     if found is not None:
         return key.shows(found.value)
     return key.default(target) if callable(key.default) else key.default

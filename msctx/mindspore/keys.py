@@ -17,10 +17,9 @@ from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
+from msctx.plan import TARGETS
 
 GB = 2**30
-DEVICE = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
-"""device_target → msctx's name of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +160,11 @@ def target() -> str:
 
 
 def default_target() -> str:
-    return next((word for word in DEVICE if word != "CPU" and is_here(word)), "CPU")
+    return next((word for word in TARGETS if word != "CPU" and is_here(word)), "CPU")
 
 
 def is_here(word: str) -> bool:
-    return DEVICE[word] in devices.here()
+    return TARGETS[word] in devices.here()
 
 
 def set_by(spelling: str) -> Setting | None:
@@ -258,5 +257,5 @@ def torch_module(word: str) -> Any:
     import torch
 
     if not is_here(word):
-        raise DeviceError.missing(word, [known for known in DEVICE if is_here(known)])
+        raise DeviceError.missing(word, [known for known in TARGETS if is_here(known)])
     return getattr(torch, {"GPU": "cuda", "Ascend": "npu"}[word])

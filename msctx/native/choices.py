@@ -224,7 +224,7 @@ def _choice(entry: dict[str, Any]) -> Choice:
     """A row of the library, whose fields are those of a choice and of its problem."""
     texts = {one.name: entry.pop(one.name) for one in fields(ConvProblem)}
     axes = max(1, texts["input"].count("x") - 1) if entry["direction"] != PRODUCT else 1
-    shapes = {name: _shape(texts[name]) for name in ("input", "weight", *ALONG)}
+    shapes = {name: tuple(int(number) for number in texts[name].split("x") if number) for name in ("input", "weight", *ALONG)}
     shapes |= {name: shapes[name] * axes for name in ALONG if len(shapes[name]) == 1}
     other = {"groups": int(texts["groups"] or 1), "transposed": texts["transposed"] == "true"}
     problem = ConvProblem(**{**texts, **shapes, **other})
@@ -235,10 +235,6 @@ def _choice(entry: dict[str, Any]) -> Choice:
         )
     error = entry.pop("error") or None  # 0: no bound is stated
     return Choice(problem=problem, reasons=tuple(reasons), error=error, **entry)
-
-
-def _shape(text: str) -> Shape:
-    return tuple(int(number) for number in text.split("x") if number)
 
 
 counters.SOURCES[Tally] = IN_FORCE

@@ -64,11 +64,7 @@ def _nearest(name: str) -> str:
     return " or ".join(_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3))
 
 
-def _operators(text: str) -> str:
-    return ",".join(map(_operator, text.split(",")))
-
-
 _ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
 Operator = Annotated[str, TextKind(_ALLOWED, check=_operator)]
-Operators = Annotated[str, TextKind(_ALLOWED, ",", check=_operators)]
+Operators = Annotated[str, TextKind(_ALLOWED, ",", check=lambda text: ",".join(map(_operator, text.split(","))))]
 """Several of them, separated by commas."""

@@ -102,10 +102,6 @@ _smallest = sys.float_info.min
 """A name, not a constant: the compiler would halve it once and for all."""
 
 
-def _is_flushed() -> bool:
-    return _smallest / 2 == 0.0
-
-
 @cache
 def _libraries() -> tuple[Any, Any] | None:
     """Of the floating-point environment, and the OpenMP that torch computes with; ``None``: torch's is another."""
@@ -305,7 +301,7 @@ SWITCHES = (
         lambda: _DETERMINISTIC.fill_uninitialized_memory,
         lambda on: setattr(_DETERMINISTIC, "fill_uninitialized_memory", on),
     ),
-    Switch("torch.flush_denormal", _is_flushed, _write_denormals, scope="inherited"),
+    Switch("torch.flush_denormal", lambda: _smallest / 2 == 0.0, _write_denormals, scope="inherited"),
     Switch("torch.mkldnn.deterministic", _C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
     Switch(
         "torch.num_threads",

@@ -20,7 +20,11 @@ ANSWERS = [
     ("explain ascend_config.precision_mode=force_fp32 --device GPU", "Written as precision_mode it acts on this device"),
     ("explain deterministic=ON --device npu", "ascend  approximated"),
     ("migrate x.py --device toaster", "error: device: 'toaster' is not a device\n      allowed: cpu, cuda, ascend"),
-    ("migrate x.py --device cuda", "4 of 5 options take effect; not: ascend_config.precision_mode"),
+    ("migrate x.py --device cuda", "5 of 5 options take effect"),
+    (
+        "migrate x.py --device cuda",
+        "gpu_config.conv_allow_tf32: MindSpore ignores it with device_target='Ascend'; here it acts on cuda alone",
+    ),
     ("migrate x.py --device cuda", "  device_target: \"GPU\"  # x.py:2, where it is 'Ascend'"),
     ("migrate x.py", "    enable_graph_kernel=True,  # x.py:3, jit_level='O1'"),
     (

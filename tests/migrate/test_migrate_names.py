@@ -3,6 +3,7 @@
 import pytest
 from migrations import check_outputs, meaning
 
+from msctx import migrate
 from msctx.migrate.calls import PARAMETERS
 from msctx.migrate.migration import canonical
 from msctx.options import OPTIONS, device_of, find, make_layer
@@ -144,3 +145,22 @@ def test_a_use_of_set_context_that_cannot_be_followed_is_reported(of):
     assert found.options == {"max_call_depth": 9}
     assert [problem.mark.line for problem in found.problems] == [4, 6, 7]
     assert of("import torch\ntorch.set_context(mode=0)\nms.set_context(max_call_depth=9)\n").problems == ()
+
+
+@pytest.mark.parametrize("first", ["", "precision_mode='force_fp16', "])
+def test_options_of_the_device_of_the_script_act_on_the_device_given(write, tmp_path, first):
+    """Those of another group, which MindSpore ignores there, stay in it; one CPU has no device_id."""
+    calls = f"import mindspore as ms\nms.set_context({first}device_target='Ascend', device_id=1, \n"
+    calls += "    gpu_config={'conv_fprop_algo': 'fft'},\n"
+    path = write(f"{calls}ascend_config={{'precision_mode': 'force_fp32'}}, mode=0, memory_optimize_level='O1')\n")
+    flat = {"mode": 0, "memory_optimize_level": "O1", "precision_mode": "force_fp32", "gpu_config": {"conv_fprop_algo": "fft"}}
+    found = {device: migrate.read(path, device) for device in ("cpu", "cuda", "ascend")}
+    for migration in found.values():
+        check_outputs(migration, tmp_path)
+        assert "ctx.watch" not in migrate.as_with_block(migration)  # the compiler computes again
+    assert found["cpu"].options == flat | {"device_target": "CPU"}
+    assert found["cuda"].options == flat | {"device_target": "GPU", "device_id": 1}
+    assert found["ascend"].options["ascend_config"] == {"precision_mode": "force_fp32"}
+    assert [p.path for p in found["cpu"].problems] == ["device_id", "gpu_config.conv_fprop_algo"]
+    assert [len(found[device].problems) for device in ("cuda", "ascend")] == [1, 0]
+    assert "where it is" not in migrate.as_yaml(found["ascend"])
