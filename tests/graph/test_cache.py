@@ -272,7 +272,7 @@ HOLDS = "holds fxgraph, a link or another user's, so code from there might be an
     ("spoil", "why"),
     [
         (open_to_all, "can be written by others, so code from there might be another user's and is not loaded; delete it, or"),
-        (a_file, "is not a folder"),
+        (a_file, "File exists"),
         (linked, HOLDS),
         pytest.param(planted, HOLDS, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")),
     ],

@@ -51,7 +51,7 @@ DEFAULTS = {
 }
 OTHERS = {name: not value for name, value in DEFAULTS.items()} | {
     "torch.inductor.max_autotune_conv_backends": "ATEN",
-    "torch.inductor.trace.debug_dir": "traces",
+    "torch.inductor.trace.debug_dir": "/traces",
     **dict.fromkeys(BUCKETS, "all"),
     PASSES: ["sink_waits"],
 }
