@@ -1,8 +1,7 @@
 """Writes assignments to switches and restores what was found. Knows no option.
 
-A scope, or the base below all scopes, is a :class:`Hold`: for each switch that it wrote, the state that it found. A scope cannot
-take a process-wide switch that an open scope of another thread holds. The base changes only while no scope is open.
-Callers defer Ctrl-C (:mod:`msctx.signals`), so that nothing comes between a write and its record.
+A scope, or the base below all scopes, is a :class:`Hold`: of each switch that it wrote, the state that it found. It cannot take a
+process-wide switch that an open scope of another thread holds. The base changes only while no scope is open. Callers defer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Hold:
     who: threading.Thread = field(default_factory=threading.current_thread)
     records: dict[str, Record] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
-    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Switch → the options that set it, for messages."""
+    sources: Mapping[str, Collection[str]] = field(default_factory=dict)  # switch → the options that set it, for messages
 
 
 LOCK = threading.RLock()
