@@ -27,6 +27,7 @@ exclude_patterns = ["tutorials/quickstart.md"]  # its notebook is the page; test
 
 nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence"]
+copybutton_prompt_text = "$ "
 myst_heading_anchors = 3  # so that a broken link to a heading is a warning, which the build turns into an error
 
 autodoc_member_order = "bysource"
