@@ -65,7 +65,7 @@ def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
 def set_context(preset: str | PathLike[str] | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; with-blocks that are opened later win over them.
 
-    What PyTorch keeps per thread, ``precision_mode`` above all, is set only in the calling thread:
+    What PyTorch keeps per thread, ``precision_mode`` and ``check_bprop`` above all, is set only in the calling thread:
     ``msctx.current().bind(function)``, called there, carries it into others.
 
     Raises:

@@ -23,7 +23,7 @@ from msctx.themes.precision import POLICY, PRECISION_MODES, PRECISION_MODES_V2, 
 OPTIONS = (
     session_option("graph_run_mode", Flag, default=1, example=0, ge="ge.graphRunMode",
         help="Whether run() of a session trains (1) or infers (0): with watched models in train or eval mode, and with gradients or "
-             "in inference mode. What only makes sense in one of them, such as constant weights or gears, is refused in the other."),
+             "in inference mode. What only makes sense in one, such as frozen_variable or gears of shapes, is refused in the other."),
     session_option("input_fusion_size", Int(0, 33554432), default=131072, example=262144, devices=("cuda", "ascend"),
         ge="ge.exec.input_fusion_size",
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
