@@ -59,8 +59,9 @@ def _have_same(runs: Sequence[Process], apart: Sequence[str], plans: Sequence[Pl
     for text in idle:
         result.note(text)
     rules = {row.spelling: len(rules_of(row.value)) for plan in plans for row in plan.rows if row.option in RULES}
-    is_same = True
-    for option in sorted({option for plan in plans for name in apart for option in plan.sources.get(name, ())}):
+    is_same, given = True, [{row.spelling: row.value for row in plan.rows} for plan in plans]
+    options = {option for plan in plans for name in apart for option in plan.sources.get(name, ())}
+    for option in sorted(one for one in options if given[0].get(one) != given[-1].get(one)):
         places = [place for place, name in enumerate(apart) if any(option in plan.sources.get(name, ()) for plan in plans)]
         mine, its = ([[values[place] for place in places] for values in run.values] for run in runs)
         are_alike = all(one in its for one in mine) and all(one in mine for one in its)
