@@ -1,6 +1,6 @@
 """An accelerator without hardware: registers the device "far" for good, so only in an interpreter of its own.
 
-Its kernels are in on_fake_device/fake_device.cpp.
+Its kernels are in fake_device.cpp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msctx.errors import NativeError
 from msctx.native.build import find_compiler
 from msctx.native.cachedir import digest, obtain
 
-SOURCE = Path(__file__).resolve().parent / "on_fake_device" / "fake_device.cpp"
+SOURCE = Path(__file__).resolve().with_name("fake_device.cpp")
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 LINK = ("-Wl,--as-needed", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
 
@@ -41,7 +41,6 @@ def library(file: Path = SOURCE) -> Path:
     """The compiled fake_device.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
     tool, folder = find_compiler(), Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    files = {path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))}
     torchs = (torch.__version__, torch.version.git_version, platform.libc_ver())
 
     def make() -> bytes:
@@ -49,7 +48,7 @@ def library(file: Path = SOURCE) -> Path:
         with TemporaryDirectory() as scratch:
             return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so"))
 
-    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
+    return obtain("far", f"{digest({file.name: file.read_bytes()}, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
 
 
 def register(path: str | Path | None = None) -> ModuleType:
@@ -72,13 +71,6 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=device, **more)
 
 
-class Event(torch.Event):
-    """An event of far: it has happened as soon as anybody asks."""
-
-    def __new__(cls, enable_timing: bool = False, **more: Any) -> Event:
-        return super().__new__(cls, device="far", enable_timing=enable_timing, **more)
-
-
 def _module() -> ModuleType:
     """torch.far: the names of torch.cuda, for one device that has always been initialised."""
     module = ModuleType("torch.far", __doc__)
@@ -96,10 +88,6 @@ def _module() -> ModuleType:
         "get_device_name": lambda _=None: "far",
         "synchronize": accelerator.synchronize,
         "Stream": Stream,
-        "Event": Event,
-        "current_stream": accelerator.current_stream,
-        "default_stream": lambda _=None: torch.Stream(stream_id=0, device_index=0, device_type=_type()),
-        "set_stream": accelerator.set_stream,
         "stream": lambda stream: stream or contextlib.nullcontext(),  # a torch.Stream is a context
         "memory_allocated": accelerator.memory_allocated,
         "max_memory_allocated": accelerator.max_memory_allocated,
@@ -118,10 +106,6 @@ def _module() -> ModuleType:
     vars(module).update(names)
     sys.modules["torch.far"] = module
     return module
-
-
-def _type() -> int:
-    return int(torch._C._autograd.DeviceType.PrivateUse1)
 
 
 def prepare() -> None:

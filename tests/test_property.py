@@ -2,12 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from old_precision import old_getters
@@ -92,31 +91,6 @@ def test_contexts_restore_the_exact_state_at_each_level(exact_state: State, one_
 
     with one_example():
         Runner(enter, lambda: (exact_state(), generators())).run_all(program)
-
-
-IN_FORCE: dict[str, Callable[[], Any]] = {
-    "runtime_num_threads": torch.get_num_threads,
-    "max_call_depth": SWITCHES["torch.nn.max_call_depth"].read,
-    "pynative_synchronize": torch.is_anomaly_enabled,
-    "deterministic": lambda: "ON" if torch.are_deterministic_algorithms_enabled() else "OFF",
-}
-
-
-@settings(max_examples=60, **common)
-@given(layers=st.lists(options, min_size=1, max_size=5))
-def test_the_innermost_value_is_in_force(layers: list[dict[str, Any]]) -> None:
-    merged: dict[str, Any] = {}
-    with ExitStack() as stack:
-        for layer in layers:
-            flat = {name: value for name, value in layer.items() if name != "gpu_config"}
-            stack.enter_context(msctx.context(**flat))
-            if "deterministic" in flat:
-                flat["deterministic"] = "ON" if flat["deterministic"] in ("ON", 1) else "OFF"
-            merged |= flat
-            assert msctx.get_context() == merged
-            for name in set(merged) & set(IN_FORCE):
-                if merged[name] or name != "runtime_num_threads":  # 0 keeps torch's number
-                    assert IN_FORCE[name]() == merged[name], name
 
 
 # --- the law: what holds in any nesting is what the merged options alone come to -----------------------------------------

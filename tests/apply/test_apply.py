@@ -21,12 +21,6 @@ def test_restores_in_reverse_order(library):
     assert library.log == [("a", 1), ("b", 2), ("c", 3), ("c", "c found"), ("b", "b found"), ("a", "a found")]
 
 
-def test_a_value_already_in_force_is_not_written(library):
-    ledger.undo(ledger.apply({"a": "a found"}, ledger.Hold("one")))
-    assert ("a", "a found") not in library.log[:-1]
-    assert library == FOUND
-
-
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyboardInterrupt, SystemExit])
 def test_a_write_that_raises_undoes_the_earlier_ones(library, at, error):

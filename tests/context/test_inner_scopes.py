@@ -9,7 +9,6 @@ from torch._inductor import config as inductor
 
 import msctx
 from msctx import plan
-from msctx.context import ledger
 from msctx.options import Settings, make_layer
 from msctx.themes import Facts
 
@@ -102,9 +101,6 @@ def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
             assert other.do(bound) == found
 
 
-TF32 = ("torch.cuda.matmul.allow_tf32", "torch.cudnn.allow_tf32")
-
-
 def test_emulation_is_allowed_again_on_cuda() -> None:
     facts = Facts(devices=("cpu", "cuda"))
     layers = [make_layer(options, "test") for options in (
@@ -113,36 +109,3 @@ def test_emulation_is_allowed_again_on_cuda() -> None:
     outer, inner = plan.make(Settings(layers[:1]), facts), plan.make(Settings(layers), facts)
     assert outer.assignments["torch.cudnn.allow_tf32"] is False
     assert inner.beyond(outer, layers[1:])["torch.cudnn.allow_tf32"] is plan.AS_FOUND
-
-
-@pytest.mark.parametrize("order", [TF32, TF32[::-1]], ids=["matmul first", "cudnn first"])
-@pytest.mark.parametrize("found", ["highest", "high", "medium", "the tree"])
-@pytest.mark.usefixtures("torch_as_found")
-def test_one_of_two_switches_that_share_state_is_changed(exact_state: State, order: tuple[str, str], found: str) -> None:
-    if found == "the tree":
-        torch._C._set_fp32_precision_setter("cuda", "all", "tf32")
-    else:
-        torch.set_float32_matmul_precision(found)
-    before = exact_state()
-    for values in ((True, True), (True, False), (False, True), (False, False)):
-        outer = dict(zip(order, values, strict=True))
-        for changed in TF32:
-            for want in (True, False, plan.AS_FOUND):
-                alone = {n: want if n == changed else outer[n] for n in order}
-                hold = ledger.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, ledger.Hold("alone"))
-                expected = exact_state()
-                ledger.undo(hold)
-                assert exact_state() == before
-                holds = [ledger.apply({n: v}, ledger.Hold(n)) for n, v in outer.items()]
-                between = exact_state()
-                holds.append(ledger.apply({changed: want}, ledger.Hold("inside")))
-                assert exact_state() == expected, (outer, changed, want)
-                ledger.undo(holds.pop())
-                assert exact_state() == between
-                while holds:
-                    ledger.undo(holds.pop())
-                assert exact_state() == before
-        base = ledger.Hold("set_context", base=True)
-        ledger.apply(outer, base)
-        ledger.apply({}, base)
-        assert exact_state() == before, "taken back in the wrong order"

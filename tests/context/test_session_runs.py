@@ -335,14 +335,6 @@ def test_run_needs_an_open_session() -> None:
         assert session.run(same, 2) == 2
 
 
-async def later() -> None: ...
-
-
-def test_what_runs_after_the_call_is_refused() -> None:
-    with msctx.session() as session, pytest.raises(TypeError, match="is a generator or coroutine"):
-        session.run(later)
-
-
 def test_a_decorated_function_is_run(net: Net) -> None:
     session = msctx.session(graph_run_mode=0, iterations_per_loop=2)
     session.watch(net)
@@ -366,13 +358,3 @@ def test_options_of_run_that_no_session_ran_are_told(options: dict[str, Any], re
     told = [str(warning.message) for warning in recwarn]
     wanted = [f"{name}={value} did nothing: it acts on functions that a session runs" for name, value in options.items()]
     assert [text.partition(", msctx")[0] for text in told] == (wanted if options == {"iterations_per_loop": 2} else [])
-
-
-def test_compiled_functions_are_compiled_anew_at_the_switch(variables: Callable[..., None]) -> None:
-    compiled = torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)
-    found = []
-    with msctx.session(experimental_accelerate_train_mode="fast1|step|0.5") as session:
-        for step in (0, 5):
-            variables(STEP_NOW=step, TOTAL_STEP=10)
-            found.append(session.run(compiled, torch.ones(2, 2)).dtype)
-    assert found == [torch.bfloat16, torch.float32]

@@ -79,23 +79,6 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
         torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.full
-def test_two_convolutions_that_meet_in_an_addition() -> None:
-    class Downsample(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Block(lambda b, y, x: b.norm(y)), Block(lambda b, y, x: b.norm(y))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.a(x) + self.b(x))
-
-    model, x = Downsample().eval(), images()
-    result, choices, code = through_graphs(REQUESTED, model, x)
-    assert sorted(row.epilogue for row in choices) == ["scale+shift", "scale+shift+add+relu"]
-    assert "extern_kernels.convolution" not in code
-    torch.testing.assert_close(result, model(x))
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -124,25 +107,6 @@ def test_code_that_saves_the_result_and_code_without_an_algorithm_have_none() ->
         block(x).sum().backward()
     assert code
     assert "msctx.convolution" not in "".join(code)
-
-
-def test_values_that_others_need_stay() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(6, 6, 1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            y = self.conv(x)
-            return y, torch.relu(y)
-
-    model, x = Both(), images()
-    (y, z), choices, _ = through_graphs(REQUESTED, model, x)  # type: ignore[misc]
-    assert [row.epilogue for row in choices] == ["shift"]
-    with torch.no_grad():
-        for found, right in zip((y, z), model(x), strict=True):
-            torch.testing.assert_close(found, right)
-            assert found.stride() == right.stride()
 
 
 def test_rules_find_the_layer_and_frozen_weights_are_kept() -> None:

@@ -29,7 +29,6 @@ GEMM = {"conv_fprop_algo": "gemm", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo
 REFERENCE = {f"conv_{direction}_algo": "reference" for direction in DIRECTIONS}
 UNIT = {torch.float32: 2**-24, torch.float64: 2**-53, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
-quiet = pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning")
 each_row = pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" for d, n in ROWS])
 
 

@@ -180,22 +180,6 @@ def test_spectra_serve_one_size_of_images(name: str) -> None:
     assert counted(scope, "fprop") == counted(scope, "dgrad") == (3, 4)
 
 
-# --- what kinds of weights there are -------------------------------------------------------------------------------------
-
-
-def test_under_vmap_and_functional_call(ctx: "msctx.Context") -> None:
-    w = weight()
-    many = torch.func.vmap(lambda x: fn.conv2d(x, w))(torch.stack([X, X]))
-    torch.testing.assert_close(many[0], fn.conv2d(X, w))
-    module = nn.Conv2d(6, 5, 3, bias=False)
-    for scale in (1.0, 2.0):
-        found = torch.func.functional_call(module, {"weight": w * scale}, (X,))
-        assert bits([found]) == bits([fresh(X, w * scale)])
-    weights = torch.stack([w, w + 1])
-    each = torch.func.vmap(fn.conv2d, in_dims=(None, 0))(X, weights)
-    torch.testing.assert_close(each[1], fresh(X, w + 1))
-
-
 # --- frozen_weights ------------------------------------------------------------------------------------------------------
 
 

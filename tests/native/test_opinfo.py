@@ -99,19 +99,6 @@ def failure(function: Any, *args: Any, **kwargs: Any) -> tuple[type[BaseExceptio
     return raised.type, str(raised.value)
 
 
-@pytest.mark.parametrize("operator", OPERATORS[:3])  # the transposed ones have no samples of errors
-def test_pytorchs_error_inputs_give_pytorchs_own_errors(operator: str) -> None:
-    count = 0
-    for bad in opinfo(operator).error_inputs("cpu"):
-        sample, function = bad.sample_input, getattr(fn, operator)
-        own = failure(function, sample.input, *sample.args, **sample.kwargs)
-        with msctx.context(**GEMM, fallback="error") as ctx:
-            assert failure(function, sample.input, *sample.args, **sample.kwargs) == own
-        assert not ctx.choices()
-        count += 1
-    assert count > 3
-
-
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 

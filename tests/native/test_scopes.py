@@ -1,8 +1,6 @@
 """The policy over time and place: late backward passes, restoring, set_context, other threads, other processes."""
 
-import os
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -182,23 +180,3 @@ def test_entering_alone_starts_no_threads_that_a_forked_child_would_wait_for(pas
         """,
         timeout=60,
     )
-
-
-class Images(torch.utils.data.Dataset[Any]):
-    """Each item is convolved where it is loaded."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> Any:
-        return fn.conv2d(torch.full((1, 3, 8, 8), float(index)), W)[0], os.getpid()
-
-
-def test_workers_of_a_data_loader() -> None:
-    with asking("fprop", "gemm", fallback="error") as ctx:
-        loader = torch.utils.data.DataLoader(Images(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-        batches = list(loader)
-    assert len({int(pid) for _, pids in batches for pid in pids} - {os.getpid()}) == 2
-    found = torch.cat([images for images, _ in batches])
-    torch.testing.assert_close(found[3], fn.conv2d(torch.full((1, 3, 8, 8), 3.0), W)[0], rtol=1e-4, atol=1e-4)
-    assert not ctx.choices(), "the workers' calls are theirs"

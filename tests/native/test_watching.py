@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,28 +337,3 @@ def test_scripted_and_traced_models_can_be_watched(option: dict[str, Any]) -> No
             found = other(x)
             found.sum().backward()
         assert torch.allclose(found, expected, atol=1e-5)
-
-
-# --- models that die, and what looking costs ------------------------------------------------------------------------------
-
-
-def test_two_threads_train_two_watched_models() -> None:
-    def made(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)])
-
-    def trained(model: nn.Module, seed: int) -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(4, 8, generator=generator)).square().mean().backward()
-            optimizer.step()
-        return [value.clone() for value in model.state_dict().values()]
-
-    expected, models = [trained(made(seed), seed) for seed in range(2)], [made(seed) for seed in range(2)]
-    with msctx.context(memory_optimize_level="O1").watch(models[0]) as ctx, ThreadPoolExecutor(2) as pool:
-        ctx.watch(models[1])
-        found = list(pool.map(trained, models, range(2)))
-        assert all(row["recomputed"] for row in msctx.memory_stats()["recomputed"][-8:])
-    assert all(torch.equal(*pair) for one, other in zip(expected, found, strict=True) for pair in zip(one, other, strict=True))

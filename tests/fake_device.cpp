@@ -1,5 +1,5 @@
 // "far": an accelerator for tests. Its memory is the host's, its arithmetic is the CPU's to the last bit, and to PyTorch it is
-// a device like any other: a dispatch key, an allocator that counts, streams, threads of the autograd engine, pinned memory.
+// a device like any other: a dispatch key, an allocator that counts, streams that all finish at once, the autograd engine's threads, pinned memory.
 //
 // No operator is written for it. One boxed function lends the far tensors to the operator of the CPU: tensors that are called
 // CPU's, in the same memory. What was changed in place is changed, a view is a view, and new memory becomes far memory.
@@ -12,22 +12,16 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "streams.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
-
-namespace at::autocast {  // of ATen/autocast_mode.h, which includes all operators there are
-TORCH_API ScalarType get_autocast_dtype(DeviceType);
-TORCH_API Tensor cached_cast(ScalarType, const Tensor&, DeviceType);
-}  // namespace at::autocast
 
 namespace {
 
@@ -205,7 +199,6 @@ struct Loan {
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack, bool mixed) {
   const auto& arguments = op.schema().arguments();
   Loan loan;
-  if (Streams::current == 0) streams.work++;
   for (size_t i = 0; i < arguments.size(); i++) {
     c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
     const bool written = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
@@ -245,14 +238,6 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_cpu(op, stac
 c10::OperatorHandle aten(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 void copy_from(const c10::OperatorHandle&, Stack* stack) {
-  const at::Tensor from = (stack->end() - 3)->toTensor(), to = (stack->end() - 2)->toTensor();
-  const bool is_plain = from.dtype() == to.dtype() && from.sizes() == to.sizes() && from.is_contiguous() && to.is_contiguous();
-  if (Streams::current != 0 && (stack->end() - 1)->toBool() && is_plain && to.is_cpu() && PinnedAllocator::has(to.const_data_ptr())) {
-    streams.copy(from, to);
-    stack->resize(stack->size() - 3);
-    stack->emplace_back(to);
-    return;
-  }
   std::swap(*(stack->end() - 3), *(stack->end() - 2));
   run_on_cpu(aten("aten::copy_"), stack, true);
 }
@@ -279,71 +264,34 @@ void has_compatible_type(const c10::OperatorHandle&, Stack* stack) {
   stack->emplace_back(true);
 }
 
-void record_stream(const c10::OperatorHandle&, Stack* stack) {
-  streams.record((stack->end() - 2)->toTensor(), (stack->end() - 1)->toStream().id());
-  stack->resize(stack->size() - 2);
-}
-
-// torch.autocast("far"): as on every device for products and convolutions. It widens nothing.
-constexpr const char* lowered[] = {
-    "linear", "matmul", "mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "addbmm", "conv1d", "conv2d", "conv3d", "convolution",
-    "_convolution", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "einsum", "prelu", "scaled_dot_product_attention"};
-
-void autocast(const c10::OperatorHandle& op, Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard off(DispatchKey::AutocastPrivateUse1);
-  const auto dtype = at::autocast::get_autocast_dtype(c10::kPrivateUse1);
-  const auto cast = [&](const at::Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, c10::kPrivateUse1); };
-  for (auto value = stack->end() - op.schema().arguments().size(); value != stack->end(); ++value) {
-    if (value->isTensor() && value->toTensor().defined()) {
-      *value = cast(value->toTensor());
-    } else if (value->isTensorList()) {
-      c10::List<at::Tensor> results;
-      for (const at::Tensor& each : value->toTensorVector()) results.push_back(cast(each));
-      *value = std::move(results);
-    }
-  }
-  op.callBoxed(stack);
-}
-
 // --- device ----------------------------------------------------------------------------------------------------------
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1> {
+  using Time = std::chrono::steady_clock::time_point;
+  static inline thread_local c10::StreamId current = 0;
   static inline std::atomic<c10::StreamId> last{0};
   static Stream stream(c10::StreamId id) { return Stream(Stream::UNSAFE, fake_device, id); }
 
   Device exchangeDevice(Device) const override { return fake_device; }
   Device getDevice() const override { return fake_device; }
-  Stream getStream(Device) const noexcept override { return stream(Streams::current); }
+  Stream getStream(Device) const noexcept override { return stream(current); }
   Stream getDefaultStream(Device) const override { return stream(0); }
   Stream getNewStream(Device, int) const override { return stream(++last); }
   Stream getStreamFromGlobalPool(Device, bool) const override { return stream(++last); }
-  Stream exchangeStream(Stream next) const noexcept override { return stream(std::exchange(Streams::current, next.id())); }
-  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
-    destroyEvent(*event, 0);
-    *event = new Streams::Event{stream.id(), streams.work, std::chrono::steady_clock::now()};
-  }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Streams::Event*>(event); }
-  void block(void* event, const Stream& stream) const override {
-    if (event != nullptr) streams.wait(stream.id(), *static_cast<Streams::Event*>(event));
-  }
-  bool queryEvent(void* event) const override {
-    synchronizeEvent(event);
-    return true;
-  }
-  void synchronizeEvent(void* event) const override {
-    if (event != nullptr) streams.finish(static_cast<Streams::Event*>(event)->stream);
-  }
-  bool queryStream(const Stream& stream) const override {
-    streams.finish(stream.id());
-    return true;
-  }
-  void synchronizeStream(const Stream& stream) const override { streams.finish(stream.id()); }
-  void synchronizeDevice(const DeviceIndex) const override { streams.finish_all(); }
-  double elapsedTime(void* from, void* to, const DeviceIndex) const override {
-    const auto time = [](void* event) { return static_cast<Streams::Event*>(event)->time; };
-    return std::chrono::duration<double, std::milli>(time(to) - time(from)).count();
-  }
+  Stream exchangeStream(Stream next) const noexcept override { return stream(std::exchange(current, next.id())); }
   void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
+  void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
+    destroyEvent(*event, 0);
+    *event = new Time(std::chrono::steady_clock::now());
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Time*>(event); }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
+  void synchronizeDevice(const DeviceIndex) const override {}
+  double elapsedTime(void* from, void* to, const DeviceIndex) const override {
+    return std::chrono::duration<double, std::milli>(*static_cast<Time*>(to) - *static_cast<Time*>(from)).count();
+  }
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -405,11 +353,6 @@ const bool registered = [] {
   implement<&convolution>({"aten::convolution_overrideable", ""});
   implement<&convolution_backward>({"aten::convolution_backward_overrideable", ""});
   implement<&has_compatible_type>({"aten::_has_compatible_shallow_copy_type", ""});
-  implement<&record_stream>({"aten::record_stream", ""});
-  for (const std::string name : lowered) {
-    const size_t dot = std::min(name.find('.'), name.size());
-    implement<&autocast>({"aten::" + name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))}, DispatchKey::AutocastPrivateUse1);
-  }
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&attention);
   return !kept.empty();
 }();
