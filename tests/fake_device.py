@@ -48,7 +48,9 @@ def library(file: Path = SOURCE) -> Path:
         with TemporaryDirectory() as scratch:
             return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so"))
 
-    return obtain("far", f"{digest({file.name: file.read_bytes()}, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
+    return obtain(
+        "far", f"{digest({file.name: file.read_bytes()}, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make
+    )
 
 
 def register(path: str | Path | None = None) -> ModuleType:

@@ -48,20 +48,17 @@ def rendered() -> Iterator[tuple[str, str]]:
     api = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
     for name, members in re.findall(r"^\.\. auto\w+:: ([\w.]+)(\n +:members:.*)?", api, re.MULTILINE):
         module, _, attribute = name.rpartition(".")
-        try:
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        if not path.exists():  # it is defined elsewhere
             shown = inspect.unwrap(getattr(import_module(module), attribute))
-        except ModuleNotFoundError as missing:  # `make test` installs no library that msctx integrates with
-            if str(missing.name).startswith("msctx"):
-                raise
-            continue
-        source, first = inspect.getsourcelines(shown)
-        node = ast.parse(inspect.cleandoc("\n" + "".join(source))).body[0]
-        for part in [node, *(part for part in getattr(node, "body", [])[1:] if members)]:
+            path, attribute = Path(inspect.getsourcefile(shown) or ""), shown.__name__
+        (node,) = (part for part in ast.parse(path.read_text(encoding="utf-8")).body if getattr(part, "name", "") == attribute)
+        assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+        for part in [node, *(part for part in node.body[1:] if members)]:
             text = part.value if isinstance(part, ast.Expr) else getattr(getattr(part, "body", [None])[0], "value", None)
             if isinstance(text, ast.Constant) and not getattr(part, "name", "").startswith("_"):
-                path = Path(inspect.getsourcefile(shown) or "").relative_to(ROOT)
-                for number, line in enumerate(str(text.value).split("\n"), first + text.lineno - 1):
-                    yield f"{path}:{number}", line
+                for number, line in enumerate(str(text.value).split("\n"), text.lineno):
+                    yield f"{path.relative_to(ROOT)}:{number}", line
 
 
 def hits(place: str, text: str) -> list[str]:
