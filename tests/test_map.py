@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 from samples import values
 
 import msctx
-from msctx.options import DEVICES, OPTIONS
+from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.options.algorithm_policy import plain
 from msctx.options.rules import Excludes, Overrides
 from msctx.switches import SWITCHES, Switch, present
-from msctx.themes import THEMES
-from msctx.themes.base import TRANSLATIONS
+from msctx.themes import THEMES, Facts, On, translate
 from msctx.themes.graph_kernel_flags import FLAGS
 
 TESTS = Path(__file__).resolve().parent
@@ -37,9 +36,10 @@ def dotted(path: Path) -> str:
 # --- options → themes -------------------------------------------------------------------------------------------------
 
 
-def test_an_option_is_translated_by_its_theme() -> None:
-    translating = {name: function.__module__ for name, function in TRANSLATIONS.items()}
-    assert translating == {name: THEME_OF[name].__name__ for name, option in OPTIONS.items() if not option.replaced_by}
+def test_every_option_is_translated() -> None:
+    for name, option in OPTIONS.items():
+        plans = product([Settings([make_layer({name: value}, "here")]) for value in values(option)], option.devices)
+        assert any(translate(On(device, one, Facts.only(device))).get(name) for one, device in plans), name
 
 
 def test_every_file_of_themes_is_one() -> None:

@@ -17,7 +17,7 @@ from msctx.themes import (
     precision,
     tuning,
 )
-from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert, refused
+from msctx.themes.base import AS_FOUND, Facts, On, Outcome, as_it_is, inert, refused
 from msctx.themes.convolution import BY_NAME, INVARIANT, NATIVE
 from msctx.themes.memory import POOL, SHOW_FREE
 from msctx.themes.observe import OBSERVERS
@@ -27,6 +27,7 @@ THEMES = (
     *(device, determinism, memory, convolution, matmul, precision, tuning, graph, cache, observe, debug),
     *(distributed, cann_session),
 )
+THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}
 for theme in THEMES:
     registry.declare(theme.OPTIONS)
     rules.declare(theme.RULES)
@@ -47,7 +48,7 @@ def translate(on: On) -> dict[str, Outcome | None]:
             found[name] = on.obstacles[name]
         else:
             is_here, is_ours = on.device in option.devices, option.source == "msctx"
-            outcome = TRANSLATIONS[name](on, setting) if is_here else inert(f"it has no meaning on {on.device}")
+            outcome = THEME_OF[name].translate(on, setting) if is_here else inert(f"it has no meaning on {on.device}")
             is_so = setting.value == option.default if is_ours else not (is_here or setting.value or option.default is UNSET)
             found[name] = as_it_is() if is_so and outcome and outcome.status == "inert" else outcome
     for name, setting in on.found.items():

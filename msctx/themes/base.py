@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from msctx.options import Setting, Settings, rules
+from msctx.options import Settings, rules
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ class On:
     def at(self, device: str) -> On:
         """Another device of the same plan."""
         return self._others.get(device) or On(device, self.source, self.facts, self._others)
+
+    def by_core(self, outcome: Outcome) -> Outcome:
+        """An outcome for which the native core has to be there."""
+        return refused(self.facts.native) if self.facts.native else outcome
 
     @property
     def deciding(self) -> On:
@@ -168,22 +172,6 @@ def _ruled_out(status: str, reason: str) -> Outcome:
     """By a rule between options; ``error``: the plan cannot be entered; ``off``: by what is switched off on purpose."""
     named = {"error": "refused", "off": "inert"}.get(status, status)
     return Outcome(named, {}, reason, shadowed=status == "off", is_error=status == "error")
-
-
-Translation = Callable[[On, Setting], Outcome | None]
-"""An option on a device → its outcome; ``None``: that device does not show it."""
-T = TypeVar("T", bound=Translation)
-TRANSLATIONS: dict[str, Translation] = {}
-
-
-def translates(*options: str) -> Callable[[T], T]:
-    """Of the function that gives the outcomes of these options."""
-
-    def declared(function: T) -> T:
-        TRANSLATIONS.update(dict.fromkeys(options, function))
-        return function
-
-    return declared
 
 
 class _AsFound:

@@ -10,7 +10,7 @@ from msctx.options.kinds import Bool, Choice, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, Rule, When
 from msctx.options.switch_dataclasses import CompileCache
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, once, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, once
 from msctx.themes.common import LEFT_TO_NPU, with_graphs
 
 KEEPS = When("op_compiler_cache_mode", ("enable", "force"))
@@ -108,22 +108,16 @@ def _kept(on: On) -> Outcome:
     return approximated(assignments, LEFT_TO_NPU) if on.device == "ascend" else honoured(assignments)
 
 
-translates("enable_compile_cache", "compile_cache_path")(lambda on, setting: _kept(on))
-
-
-@translates("op_compiler_cache_mode", "op_compiler_cache_dir")
-def _kernels(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return honoured({OF_NPU[setting.option.name]: setting.value} | with_graphs(on))
-    return _kept(on)
-
-
-@translates("op_compiler_cache_dir.op_cache_ini")
-def _op_cache_ini(on: On, setting: Setting) -> Outcome:
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
     kept = _kept(on)
-    if on.device != "ascend" or not setting.content:
+    if on.device != "ascend" or setting.option.name in ("enable_compile_cache", "compile_cache_path"):
         return kept
-    section = setting.content["op_compiler_cache"]
+    if setting.option.name in OF_NPU:
+        return honoured({OF_NPU[setting.option.name]: setting.value} | with_graphs(on))
+    if not setting.content:
+        return kept
+    section = setting.content["op_compiler_cache"]  # of op_compiler_cache_dir.op_cache_ini
     limits = {
         "env.ASCEND_MAX_OP_CACHE_SIZE": str(section["max_op_cache_size"]),
         "env.ASCEND_REMAIN_CACHE_SIZE_RATIO": str(section["remain_cache_size_ratio"]),

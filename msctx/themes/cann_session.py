@@ -14,7 +14,7 @@ from msctx.options.option import ASCEND, Option, ascend_option, extension, sessi
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
 from msctx.themes import common
-from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused
 from msctx.themes.common import ALONE, GRAPHS, with_graphs
 from msctx.themes.graph import LEVEL, compilation
 from msctx.themes.precision import POLICY, PRECISION_MODES, PRECISION_MODES_V2, policy
@@ -124,57 +124,10 @@ OWN_COPIES = (
     "tensor.to(device, non_blocking=True)",
 )
 
-
-translates("iterations_per_loop")(lambda on, setting: honoured({"session.iterations_per_loop": setting.value}, IN_RUN))
-translates("enable_data_pre_proc")(lambda on, setting: refused(*OWN_LOADER) if setting.value else as_it_is())
-translates("strict")(lambda on, setting: honoured())
-
-
-@translates("graph_run_mode")
-def _graph_run_mode(on: On, setting: Setting) -> Outcome:
-    if setting.value:
-        return honoured({"session.graph_run_mode": "training"}, IN_RUN)
-    differs = f"{IN_RUN}; enable_small_channel stays as it is"
-    return approximated({"session.graph_run_mode": "inference"}, differs)
-
-
-@translates("graph_max_parallel_model_num")
-def _graph_max_parallel_model_num(on: On, setting: Setting) -> Outcome:
-    assignments = {"session.graph_max_parallel_model_num": setting.value}
-    if on.device == "cpu" or setting.value == 1:
-        return honoured(assignments, IN_RUN)
-    return approximated(assignments, f"{IN_RUN}; the threads share the device's stream, unless each takes a separate one")
-
-
-@translates("experimental_accelerate_train_mode")
-def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
-    if on.facts.native:
-        return refused(on.facts.native)
-    speed, until, ratio = setting.value.split("|")
-    requested = {"policy": policy(on, speed)[POLICY[on.device]], "until": until, "ratio": float(ratio)}
-    return honoured({LOW_PRECISION[on.device]: requested}, IN_RUN)
-
-
-@translates("local_rank_id", "local_device_list")
-def _shared_batches(on: On, setting: Setting) -> Outcome:
-    ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
-    requested = {"rank": on.get("local_rank_id", 0), "ranks": ranks}
-    return approximated({"torch.dataloader.shared": requested}, *SHARED)
-
-
-@translates("input_fusion_size")
-def _input_fusion_size(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return honoured(with_graphs(on), GRAPHS)
-    return refused(*OWN_COPIES) if setting.value else honoured(cause="PyTorch copies each tensor by itself")
-
-
 # --- CANN's graph engine ------------------------------------------------------------------------------------------------
 
 SENT = {*common.WITH_GRAPHS, *common.WITH_ENGINE, *common.DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""
-
-
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
 BY_CHIP = "in eager code the chip's default, since torch_npu has no `auto`"
@@ -182,26 +135,7 @@ CLEARS_BY_ITSELF = "PyTorch's operators zero their own memory"
 ONE_QUEUE = "PyTorch runs the operators of a graph one after the other, in its order"
 BESIDE = "the host's operators run together with those of the device, on the thread that calls"
 FROM_THE_HOST = "compiled code launches its kernels one by one from the host, whatever its size"
-
-
-def _in_graphs(on: On, more: dict[str, Any] | None = None, differs: str = "") -> Outcome:
-    found = with_graphs(on) | (more or {})
-    return approximated(found, f"{differs}; {GRAPHS}") if differs else honoured(found, GRAPHS)
-
-
-@translates("jit_compile")
-def _jit_compile(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        more = {"torch.npu.jit_compile": JIT_COMPILE.get(setting.value), "graph.compilation": compilation(on)}
-        return _in_graphs(on, more, BY_CHIP if setting.value == "auto" else "")
-    if setting.value == "auto":
-        return approximated({}, "torch.compile compiles for the first shapes, and then one kernel for those that change")
-    for name in (LEVEL, "enable_graph_kernel") if setting.value == "false" else ("compile_dynamic_mode", "dynamic_input"):
-        if on.get(name) is not None:
-            return inert(f"overridden by {name}={on.get(name)!r}")
-    return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
-
-
+REUSE = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers", "torch.inductor.reorder_for_locality")
 ZEROED_TOGETHER = refused(f"{CLEARS_BY_ITSELF}; one block would be held for the whole graph")
 OWN_CUDA_GRAPHS = "kernels are launched one by one from the host; the program's CUDA graphs stay"
 OFF_AND_ON = {
@@ -215,38 +149,70 @@ OFF_AND_ON = {
 """Option and device → what its value 0 gives, and what others do."""
 
 
-@translates("atomic_clean_policy", "host_scheduling_max_threshold", "ac_parallel_enable")
-def _off_or_on(on: On, setting: Setting) -> Outcome:
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value = setting.option.name, setting.value
+    match name:
+        case "strict":
+            return honoured()
+        case "iterations_per_loop":
+            return honoured({"session.iterations_per_loop": value}, IN_RUN)
+        case "graph_run_mode" if value:
+            return honoured({"session.graph_run_mode": "training"}, IN_RUN)
+        case "graph_run_mode":
+            return approximated({"session.graph_run_mode": "inference"}, f"{IN_RUN}; enable_small_channel stays as it is")
+        case "graph_max_parallel_model_num":
+            threads = {"session.graph_max_parallel_model_num": value}
+            if on.device == "cpu" or value == 1:
+                return honoured(threads, IN_RUN)
+            return approximated(threads, f"{IN_RUN}; the threads share the device's stream, unless each takes a separate one")
+        case "experimental_accelerate_train_mode":
+            speed, until, ratio = value.split("|")
+            first = {"policy": policy(on, speed)[POLICY[on.device]], "until": until, "ratio": float(ratio)}
+            return on.by_core(honoured({LOW_PRECISION[on.device]: first}, IN_RUN))
+        case "local_rank_id" | "local_device_list":
+            ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
+            return approximated({"torch.dataloader.shared": {"rank": on.get("local_rank_id", 0), "ranks": ranks}}, *SHARED)
+        case "enable_data_pre_proc":
+            return refused(*OWN_LOADER) if value else as_it_is()
+        case "ge_options.global" | "ge_options.session":
+            return _raw_keys(on, setting) if value else as_it_is()
+        case "jit_compile":
+            return _jit_compile(on, value)
+        case _ if on.device == "ascend":  # the others are keys of its graph engine
+            return _in_graphs(on)
+        case "input_fusion_size":
+            return refused(*OWN_COPIES) if value else honoured(cause="PyTorch copies each tensor by itself")
+        case "buffer_optimize":
+            if value == "l2_optimize" and on.get("env_config_path.sys.mem_reuse") is False:
+                why = "env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one"
+                return inert(f"overridden by {why}")
+            return honoured(dict.fromkeys(REUSE, value == "l2_optimize") | common.apart(on), "in code that torch.compile makes")
+        case "stream_max_parallel_num":
+            is_one = {int(pair.rpartition(":")[2]) for pair in value.split(",")} == {1}
+            return honoured(cause=ONE_QUEUE) if is_one else refused(ONE_QUEUE, "use streams in the program")
+    off, other = OFF_AND_ON[name, on.device]
+    return other if int(value) else off
+
+
+def _in_graphs(on: On, more: dict[str, Any] | None = None, differs: str = "") -> Outcome:
+    found = with_graphs(on) | (more or {})
+    return approximated(found, f"{differs}; {GRAPHS}") if differs else honoured(found, GRAPHS)
+
+
+def _jit_compile(on: On, value: str) -> Outcome:
     if on.device == "ascend":
-        return _in_graphs(on)
-    off, other = OFF_AND_ON[setting.option.name, on.device]
-    return other if int(setting.value) else off
+        more = {"torch.npu.jit_compile": JIT_COMPILE.get(value), "graph.compilation": compilation(on)}
+        return _in_graphs(on, more, BY_CHIP if value == "auto" else "")
+    if value == "auto":
+        return approximated({}, "torch.compile compiles for the first shapes, and then one kernel for those that change")
+    for name in (LEVEL, "enable_graph_kernel") if value == "false" else ("compile_dynamic_mode", "dynamic_input"):
+        if on.get(name) is not None:
+            return inert(f"overridden by {name}={on.get(name)!r}")
+    return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
 
 
-@translates("buffer_optimize")
-def _buffer_optimize(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return _in_graphs(on)
-    optimizes = setting.value == "l2_optimize"
-    reuse = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers", "torch.inductor.reorder_for_locality")
-    found = dict.fromkeys(reuse, optimizes) | common.apart(on)
-    if on.get("env_config_path.sys.mem_reuse") is False and optimizes:
-        return inert("overridden by env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one")
-    return honoured(found, "in code that torch.compile makes")
-
-
-@translates("stream_max_parallel_num")
-def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return _in_graphs(on)
-    numbers = {int(pair.rpartition(":")[2]) for pair in setting.value.split(",")}
-    return honoured(cause=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE, "use streams in the program")
-
-
-@translates("ge_options.global", "ge_options.session")
 def _raw_keys(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return as_it_is()
     if on.device != "ascend":
         return inert("ge_options goes to CANN's graph engine, which only Ascend has")
     level = setting.option.name.removeprefix("ge_options.")

@@ -23,7 +23,7 @@ from msctx.options.algorithm_policy import (
 from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
 from msctx.options.option import extension, gpu_option, session_option
 from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
-from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, once, reason, refused, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, once, reason, refused
 from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 from msctx.themes.precision import HIF8, policy
 
@@ -174,7 +174,37 @@ ON_CUDA = {
 }
 
 
-translates("conv_workspace_limit")(lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS))
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value = setting.option.name, setting.value
+    match name:
+        case "conv_fprop_algo" | "conv_dgrad_algo" | "conv_wgrad_algo":
+            return _algorithm(on, value)
+        case "conv_algo_rules":
+            return _conv_algo_rules(on, value)
+        case "enable_small_channel" if on.device == "ascend":
+            return approximated(with_graphs(on), f"{GRAPHS}; eager operators are not affected")
+        case "enable_small_channel":
+            return _enable_small_channel(on) if value else as_it_is()
+        case "frozen_weights":
+            if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
+                return honoured(cause="part of the precision policy: casts of weights")
+            if on.device == "cuda" and requested(on):
+                return inert("cuDNN keeps no form of a weight", "set precision_mode or its family, too")
+            return detail(on, ", or precision_mode and its family", "keep a form of the weights")
+        case "conv_max_error":
+            return _max_error(on, *DIRECTIONS)
+        case "matmul_max_error":
+            return _max_error(on, PRODUCT)
+        case "conv_workspace_limit":
+            return detail(on, ability="take a workspace", of=DIRECTIONS)
+        case "fallback":
+            outcome = detail(on)
+            if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):
+                why = "nothing falls back: normal and performance choose among what can run, torch's own path included"
+                return replace(inert(why), shadowed=True)
+            return outcome
+    return None
 
 
 @once
@@ -299,18 +329,17 @@ def obstacle(on: On) -> str:
     return on.facts.native or (on.facts.cudnn if on.device == "cuda" else "")
 
 
-@translates(*ALGORITHMS)
-def _algorithm(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda" and setting.value == "normal":
+def _algorithm(on: On, value: str) -> Outcome:
+    if on.device == "cuda" and value == "normal":
         return honoured(assignments_of(on), OWN_PATH)
     if why := obstacle(on):
         return refused(why)
-    if on.device == "cuda" and setting.value == "reference":
+    if on.device == "cuda" and value == "reference":
         return refused(ON_CPU_ALONE)
     assignments = assignments_of(on)
-    if setting.value != "performance":
-        others = f"unsupported problems: {FALLBACK[on_fallback(on)]}" * (setting.value != "normal")
-        return honoured(assignments, joined(others, ON_CUDA.get(setting.value, HALF_ON_CUDA) * (on.device == "cuda")))
+    if value != "performance":
+        others = f"unsupported problems: {FALLBACK[on_fallback(on)]}" * (value != "normal")
+        return honoured(assignments, joined(others, ON_CUDA.get(value, HALF_ON_CUDA) * (on.device == "cuda")))
     if why := unmeasured(on):
         return approximated(assignments, f"{why}: {_decides(on)}")
     return honoured(assignments, "each problem that the tuning file lacks is measured when it is first met")
@@ -327,17 +356,16 @@ def _decides(on: On) -> str:
     return "normal decides" if on.get("batch_invariant") else "the tuning file decides what it knows, normal the rest"
 
 
-@translates("conv_algo_rules")
-def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
+def _conv_algo_rules(on: On, value: str) -> Outcome:
     if why := obstacle(on):
         return refused(why)
     assignments, moves = assignments_of(on), ""
-    if any(field == "module" for rule in rules_of(setting.value) for field, _ in rule.conditions):
+    if any(field == "module" for rule in rules_of(value) for field, _ in rule.conditions):
         if on.get("disable_format_transform") is False:
             moves = "disable_format_transform=False: rules by module find no convolution that inductor moves to channels_last"
         else:
             assignments |= OWN_FORMATS
-    unordered = [f"{d}={name}" for d, name in requested_by({}, setting.value) if (d, name) in able("add in no fixed order")]
+    unordered = [f"{d}={name}" for d, name in requested_by({}, value) if (d, name) in able("add in no fixed order")]
     wanted = SAME_BITS if on.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if on.get(option) == value]):
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
@@ -345,12 +373,7 @@ def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, moves) if moves else honoured(assignments)
 
 
-@translates("enable_small_channel")
-def _enable_small_channel(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return approximated(with_graphs(on), f"{GRAPHS}; eager operators are not affected")
-    if not setting.value:
-        return as_it_is()
+def _enable_small_channel(on: On) -> Outcome:
     if why := obstacle(on):
         return refused(why)
     taken = [name for name in ALGORITHMS if on.get(name)]
@@ -390,18 +413,7 @@ def _excluded_on_npu(on: On, product: str) -> str:
     return NO_PARTS if on.get("allow_fp32_emulation") is False else ""
 
 
-@translates("frozen_weights")
-def _frozen_weights(on: On, setting: Setting) -> Outcome:
-    if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
-        return honoured(cause="part of the precision policy: casts of weights")
-    if on.device == "cuda" and requested(on):
-        return inert("cuDNN keeps no form of a weight", "set precision_mode or its family, too")
-    return detail(on, ", or precision_mode and its family", "keep a form of the weights")
-
-
-@translates("conv_max_error", "matmul_max_error")
-def _max_error(on: On, setting: Setting) -> Outcome:
-    directions = (PRODUCT,) if setting.option.name == "matmul_max_error" else DIRECTIONS
+def _max_error(on: On, *directions: str) -> Outcome:
     if on.device == "cuda":
         fix = "name an algorithm, and measure its error with msctx compare"
         return refused("cuDNN and cuBLAS state no bounds of their errors", fix)
@@ -419,15 +431,6 @@ def _max_error(on: On, setting: Setting) -> Outcome:
         chosen = "normal, performance, thread_invariant and batch_invariant"
         differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
     return approximated({}, joined(*differs))
-
-
-@translates("fallback")
-def _fallback(on: On, setting: Setting) -> Outcome:
-    outcome = detail(on)
-    if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):
-        why = "nothing falls back: normal and performance choose among what can run, torch's own path included"
-        return replace(inert(why), shadowed=True)
-    return outcome
 
 
 def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQUESTED) -> Outcome:

@@ -9,7 +9,7 @@ from msctx.options import DEVICES, Setting, operators
 from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import Excludes, Needs, Rule, When
-from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined
 from msctx.themes.common import apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
@@ -81,12 +81,45 @@ DIFFERS: dict[str, dict[str, str]] = {
     },
 }
 """Word of op_debug_config → device → what differs."""
+COUNTED_BY_CANN = "CANN counts those of its graphs"
+ANOMALY = "also turns on anomaly mode; backward passes run in the thread that calls them"
+INSIDE = ", and not every kernel in it is waited for"
+FRAMES_PER_CALL = 5
+"""Python frames that one nested module call takes (``_wrapped_call_impl``, ``_call_impl``, ``inner``, ``forward`` …)."""
 
 
-@translates("op_debug_config")
-def _op_debug_config(on: On, setting: Setting) -> Outcome:
-    if not (words := debug_words(on)):
-        return as_it_is()
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    value = setting.value
+    match setting.option.name:
+        case "pynative_synchronize":
+            return _synchronized(on, value)
+        case "max_call_depth":
+            frames = min(1000 + FRAMES_PER_CALL * value, 2**31 - 1)
+            differs = "module calls are counted, not Python functions; Python 3.12 stops some 230 modules deep"
+            return approximated({"torch.nn.max_call_depth": value, "python.recursion_limit": frames}, differs)
+        case "debug_level":
+            return _debug_level(on) if value else as_it_is()
+        case "op_debug_config":
+            return _op_debug_config(on, words) if (words := debug_words(on)) else as_it_is()
+        case "op_debug_level":
+            return _op_debug_level(on, setting)
+        case "debug_dir":
+            saved = kernels(on, debug_words(on))
+            found: dict[str, Any] = {} if saved is None else {"observers.kernels": saved} | apart(on)
+            if on.device == "ascend":
+                found |= {"torch.npu.debug_dir": value} | with_graphs(on)
+            return honoured(found) if found else as_it_is()
+        case "export_compile_stat":
+            found = {"observers.fusions": value or None} | ({"env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "msctx"} if value else {})
+            counted = COUNTED if value else ""
+            if on.device != "ascend":
+                return honoured(found, counted)
+            return honoured(found | {"torch.npu.engine_options": engine_options(on)}, joined(counted, COUNTED_BY_CANN))
+    return None
+
+
+def _op_debug_config(on: On, words: list[str]) -> Outcome:
     entries = {word: NO_PIPELINES if (on.device, word) == ("cpu", "check_flag") else "" for word in words}
     for name in on.content("op_debug_config").get("op_debug_list", ()) if on.device != "ascend" else ():
         if operators.resolve(name.removeprefix("OpType::")) is None:
@@ -94,7 +127,6 @@ def _op_debug_config(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _debugged(on, words))
 
 
-@translates("op_debug_level")
 def _op_debug_level(on: On, setting: Setting) -> Outcome:
     on_device: dict[str, Any] = {}
     if on.device == "ascend":
@@ -136,31 +168,7 @@ def _debugged(on: On, words: list[str]) -> Outcome:
     return approximated(found, text) if text else honoured(found)
 
 
-@translates("debug_dir")
-def _debug_dir(on: On, setting: Setting) -> Outcome:
-    saved = kernels(on, debug_words(on))
-    found: dict[str, Any] = {} if saved is None else {"observers.kernels": saved} | apart(on)
-    if on.device == "ascend":
-        found |= {"torch.npu.debug_dir": setting.value} | with_graphs(on)
-    return honoured(found) if found else as_it_is()
-
-
-@translates("export_compile_stat")
-def _export_compile_stat(on: On, setting: Setting) -> Outcome:
-    found: dict[str, Any] = {"observers.fusions": setting.value or None}
-    if setting.value:
-        found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
-    reasons = [COUNTED] if setting.value else []
-    if on.device == "ascend":
-        found["torch.npu.engine_options"] = engine_options(on)
-        reasons.append("CANN counts those of its graphs")
-    return honoured(found, joined(*reasons))
-
-
-@translates("debug_level")
-def _debug_level(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return as_it_is()
+def _debug_level(on: On) -> Outcome:
     found = {
         "torch.dynamo.verbose": True,
         "torch.functorch.debug_assert": True,
@@ -173,32 +181,15 @@ def _debug_level(on: On, setting: Setting) -> Outcome:
     return approximated(found, traced)
 
 
-ANOMALY = "also turns on anomaly mode; backward passes run in the thread that calls them"
-INSIDE = ", and not every kernel in it is waited for"
-FRAMES_PER_CALL = 5
-"""Python frames that one nested module call takes (``_wrapped_call_impl``, ``_call_impl``, ``inner``, ``forward`` …)."""
-
-
-@translates("pynative_synchronize")
-def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
+def _synchronized(on: On, is_on: bool) -> Outcome:
     """Operators of a CPU are synchronous as it is; anomaly mode lets errors of the backward pass name the forward line.
 
     Anomaly mode's check for NaN is left off: that would change which programs run. The backward pass runs in the calling
     thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
     """
-    anomaly = "without check_nan" if setting.value else False
-    found = {"torch.anomaly_mode": anomaly, "torch.autograd.multithreading": not setting.value}
+    anomaly = "without check_nan" if is_on else False
+    found = {"torch.anomaly_mode": anomaly, "torch.autograd.multithreading": not is_on}
     if waits := {"cuda": "torch.cuda.synchronize_each_op", "ascend": "torch.npu.synchronize_each_op"}.get(on.device):
-        found[waits] = setting.value
+        found[waits] = is_on
     compiled = "errors of compiled code name the line that calls it" + INSIDE * (on.device != "cpu")
-    return honoured(found, joined(ANOMALY, compiled * (on.get("mode") == 0)) if setting.value else "")
-
-
-@translates("max_call_depth")
-def _max_call_depth(on: On, setting: Setting) -> Outcome:
-    frames = min(1000 + FRAMES_PER_CALL * setting.value, 2**31 - 1)
-    assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}
-    return approximated(
-        assignments,
-        "module calls are counted, not Python functions; Python 3.12 stops some 230 modules deep",
-    )
+    return honoured(found, joined(ANOMALY, compiled * (on.get("mode") == 0)) if is_on else "")

@@ -9,7 +9,7 @@ from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
 from msctx.options.switch_dataclasses import DeterministicExcept
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, reason, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, reason, refused
 from msctx.themes.convolution import assignments_of, conv_policy
 
 # fmt: off
@@ -71,22 +71,46 @@ GO_ON = reason("the generators continue after the block", "set seed_scope=True t
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
 
-translates("seed_scope")(lambda on, setting: honoured({"rng.saved": True} if setting.value else {}))
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value = setting.option.name, setting.value
+    match name:
+        case "deterministic":
+            return _deterministic(on, value == "ON")
+        case "deterministic_warn_only" | "fill_uninitialized_memory" if on.get("deterministic") != "ON":
+            return as_it_is()
+        case "fill_uninitialized_memory" if on.device == "ascend":
+            return refused(NOT_FILLED) if value else as_it_is()
+        case "deterministic_warn_only" | "fill_uninitialized_memory":
+            return honoured(cause="part of deterministic=ON")
+        case "deterministic_except":
+            differs = "other threads are left out then, too; libraries and compiled code stay as they are"
+            left_out = DeterministicExcept(tuple(value.split()))
+            return on.by_core(approximated({"observers.deterministic_except": left_out}, differs))
+        case "thread_invariant" | "batch_invariant":
+            return _invariant(on, is_of_batch=name == "batch_invariant") if value else as_it_is()
+        case "seed":
+            seed = {"rng.seed": {"seed": value, "by_rank": True} if on.get("seed_by_rank") else value}
+            return honoured({"rng.saved": True} | seed) if on.get("seed_scope") else honoured(seed, GO_ON)
+        case "seed_scope":
+            return honoured({"rng.saved": True} if value else {})
+        case "seed_by_rank":  # it is looked up when the generators are seeded: all ranks, and contexts inside, have one plan
+            rank = on.facts.rank
+            return honoured(cause=ALONE if rank is None else f"this is rank {rank}") if value else as_it_is()
+    return None
 
 
-@translates("deterministic")
-def _deterministic(on: On, setting: Setting) -> Outcome:
+def _deterministic(on: On, is_on: bool) -> Outcome:
     """ON is the whole recipe; OFF takes back what ON sets, and touches nothing else.
 
     The recipe follows torchtitan's list. ``fill_uninitialized_memory`` is part of ON: without it a program that reads
     uninitialised memory gives other bits each time. The variables make cuBLAS, NCCL and HCCL keep their summation order: NCCL's NVLS
     adds in the switches of NVLink, in an order of their own (nccl#1497); its rings are what Megatron-LM's deterministic mode takes.
     """
-    is_on = setting.value == "ON"
     if is_on and on.device == "ascend" and on.facts.cann is not None and on.facts.cann < (8, 5):
         version = ".".join(map(str, on.facts.cann))
         return refused(f"under CANN {version} torch_npu switches determinism off for each operator", "install CANN 8.5")
-    torch_wide = {
+    torch_wide: dict[str, Any] = {
         "torch.deterministic": "warn_only" if is_on and on.get("deterministic_warn_only") else is_on,
         "torch.inductor.deterministic": is_on,
     }
@@ -95,7 +119,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
     if on.get("mode") == 0:
         torch_wide |= dict.fromkeys(AS_EAGER, is_on)
     torch_wide |= conv_policy(on)
-    by_device = {
+    by_device: dict[str, dict[str, Any]] = {
         "cpu": {"torch.mkldnn.deterministic": is_on},
         "cuda": {"torch.cudnn.deterministic": is_on} | (CUDA_ON if is_on else {}),
         "ascend": NPU_ON if is_on else {},
@@ -107,35 +131,12 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
     return honoured(torch_wide | by_device[on.device], once)
 
 
-@translates("deterministic_warn_only", "fill_uninitialized_memory")
-def _detail(on: On, setting: Setting) -> Outcome:
-    if on.get("deterministic") != "ON":
-        return as_it_is()
-    if on.device == "ascend" and setting.option.name == "fill_uninitialized_memory":
-        return refused(NOT_FILLED) if setting.value else as_it_is()
-    return honoured(cause="part of deterministic=ON")
-
-
-@translates("deterministic_except")
-def _deterministic_except(on: On, setting: Setting) -> Outcome:
-    if on.facts.native:
-        return refused(on.facts.native)
-    return approximated(
-        {"observers.deterministic_except": DeterministicExcept(tuple(setting.value.split()))},
-        "other threads are left out then, too; libraries and compiled code stay as they are",
-    )
-
-
-@translates("thread_invariant", "batch_invariant")
-def _invariant(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return as_it_is()
+def _invariant(on: On, *, is_of_batch: bool) -> Outcome:
     if on.device == "cuda":
         return refused("msctx has no matmuls and convolutions for CUDA")
     if on.facts.native:
         return refused(on.facts.native)
     assignments, lacking = dict[str, Any](assignments_of(on)) | {"torch.inductor.keeps_products": True}, ""
-    is_of_batch = setting.option.name == "batch_invariant"
     if is_of_batch and on.get("mode") == 0:
         lacking = f"; not for other compiled code: {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
@@ -143,17 +144,3 @@ def _invariant(on: On, setting: Setting) -> Outcome:
     how = f"msctx's own kernels run: {on.facts.mkl}" if on.facts.mkl else by_mkl
     differs = f"holds only for convolutions, attention, LSTM and matmuls; {how}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
-
-
-@translates("seed")
-def _seed(on: On, setting: Setting) -> Outcome:
-    value = {"seed": setting.value, "by_rank": True} if on.get("seed_by_rank") else setting.value
-    return honoured({"rng.saved": True, "rng.seed": value}) if on.get("seed_scope") else honoured({"rng.seed": value}, GO_ON)
-
-
-@translates("seed_by_rank")
-def _seed_by_rank(on: On, setting: Setting) -> Outcome:
-    """The rank is looked up when the generators are seeded: the plan is the same on all ranks, and in contexts inside."""
-    if not setting.value:
-        return as_it_is()
-    return honoured(cause=ALONE if on.facts.rank is None else f"this is rank {on.facts.rank}")

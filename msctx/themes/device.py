@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import Overrides, Rule, When, is_set
-from msctx.themes.base import STAYS, On, Outcome, approximated, honoured, inert, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, honoured, inert
 
 # fmt: off
 OPTIONS = (
@@ -50,33 +50,50 @@ RULES: tuple[Rule, ...] = (
     Overrides(When("session_device_id", test=is_set), When("device_id", test=is_set)),
 )
 
-TORCHS = "0 means the framework's choice: torch's own number is kept"
 WORDS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
 CURRENT = {"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_device"}
 """Device → the switch of the thread's current one."""
 
 
-def _is_target(on: On) -> bool | None:
-    """Whether this device is the target; ``None`` when nobody set one."""
-    target = on.get("device_target")
-    return None if target is None else WORDS[on.device] == target
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options; ``None``: this device does not show it."""
+    value, is_cpu = setting.value, on.device == "cpu"
+    match setting.option.name:
+        case "device_target":
+            kind = on.device.replace("ascend", "npu")
+            how = f"ctx.device is {kind}; default_device=True creates tensors there"
+            return honoured(cause=how) if value == WORDS[on.device] else None
+        case "device_id" | "session_device_id":
+            return _device_id(on, setting)
+        case "use_off_line":  # CANN's switch between the device and the host
+            if value:
+                return honoured(cause="the device of device_target is used")
+            return approximated({}, "ctx.device is cpu; a model that names another device itself is not moved")
+        case "default_device":
+            return _default_device(on) if value else honoured()
+        case "runtime_num_threads" | "inter_op_parallel_num" if value == 0:
+            return honoured(cause="0 means the framework's choice: torch's own number is kept")
+        case "runtime_num_threads":
+            found = {"torch.num_threads": value}
+            differs = "sets the threads of the host's operators; the device schedules its own work"
+            return honoured(found) if is_cpu else approximated(found, differs)
+        case "inter_op_parallel_num":
+            found, stays = {"torch.num_interop_threads": value}, f"it {STAYS}: torch takes it once"
+            return honoured(found, stays) if is_cpu else approximated(found, f"sets the host's pool, no streams; {stays}")
+        case "flush_denormal":
+            differs = "holds in this thread, its pool, and threads begun inside; other threads keep theirs"
+            return approximated({"torch.flush_denormal": value}, differs)
+    return None
 
 
-@translates("device_target")
-def _device_target(on: On, setting: Setting) -> Outcome | None:
-    if not _is_target(on):
-        return None
-    return honoured(cause=f"ctx.device is {on.device.replace('ascend', 'npu')}; default_device=True creates tensors there")
-
-
-@translates("device_id", "session_device_id")
 def _device_id(on: On, setting: Setting) -> Outcome | None:
     """The CPU has one device; on the others the id becomes the current device of the thread."""
-    if _is_target(on) is False:
+    target = on.get("device_target")
+    if target not in (None, WORDS[on.device]):
         return None
     if on.device != "cpu":
         return honoured({CURRENT[on.device]: setting.value})
-    if _is_target(on) is None and set(on.facts.devices) != {"cpu"}:
+    if target is None and set(on.facts.devices) != {"cpu"}:
         return None
     if setting.value == 0:
         return honoured()
@@ -85,11 +102,8 @@ def _device_id(on: On, setting: Setting) -> Outcome | None:
     return inert("there is one CPU device, the id is ignored as MindSpore does")
 
 
-@translates("default_device")
-def _default_device(on: On, setting: Setting) -> Outcome | None:
+def _default_device(on: On) -> Outcome | None:
     target = "CPU" if on.get("use_off_line") is False else on.get("device_target")
-    if not setting.value:
-        return honoured()
     if target is None:
         return inert("no device_target is set", "set it to CPU, GPU or Ascend")
     if WORDS[on.device] != target:
@@ -97,38 +111,3 @@ def _default_device(on: On, setting: Setting) -> Outcome | None:
     kind = {"cpu": "cpu", "cuda": "cuda", "ascend": "npu"}[on.device]
     number = on.get("session_device_id", on.get("device_id"))
     return honoured({"torch.default_device": kind if number is None or kind == "cpu" else f"{kind}:{number}"})
-
-
-@translates("use_off_line")
-def _use_off_line(on: On, setting: Setting) -> Outcome | None:
-    """CANN's switch between the device and the host."""
-    if setting.value:
-        return honoured(cause="the device of device_target is used")
-    return approximated({}, "ctx.device is cpu; a model that names another device itself is not moved")
-
-
-@translates("runtime_num_threads")
-def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
-    if setting.value == 0:
-        return honoured(cause=TORCHS)
-    assignments = {"torch.num_threads": setting.value}
-    if on.device == "cpu":
-        return honoured(assignments)
-    return approximated(assignments, "sets the threads of the host's operators; the device schedules its own work")
-
-
-@translates("inter_op_parallel_num")
-def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
-    if setting.value == 0:
-        return honoured(cause=TORCHS)
-    assignments = {"torch.num_interop_threads": setting.value}
-    once = f"it {STAYS}: torch takes it once"
-    if on.device == "cpu":
-        return honoured(assignments, once)
-    return approximated(assignments, f"sets the host's pool, no streams; {once}")
-
-
-@translates("flush_denormal")
-def _flush_denormal(on: On, setting: Setting) -> Outcome:
-    differs = "holds in this thread, its pool, and threads begun inside; other threads keep theirs"
-    return approximated({"torch.flush_denormal": setting.value}, differs)

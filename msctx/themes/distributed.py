@@ -8,7 +8,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int, TextKind
 from msctx.options.option import ascend_option, session_option
 from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused
 from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
 
 
@@ -81,7 +81,6 @@ RULES: tuple[Rule, ...] = (
 
 RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
 GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"
-FEWER_MESSAGES = "parallel_speed_up_json_path.enable_task_opt"
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
@@ -90,14 +89,85 @@ FSDP = "watched FSDP2 modules, in registration order"
 IN_CODE = "collectives in compiled code"
 AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
+BUCKETED = (
+    "torch.inductor.bucket_all_gathers_fx",
+    "torch.inductor.bucket_reduce_scatters_fx",
+    "torch.inductor.bucket_all_reduces_fx",
+)
+OWN_KERNELS = ("torchair takes none of CANN's kernels for both", "call them, such as torch_npu.npu_mm_all_reduce_base")
+# What would change the numbers.
+UNSAFE = {
+    "is_tailing_optimization": (
+        "programs clip or unscale between backward() and step(): an earlier update would come before that",
+        "without either, use torch.distributed.optim._apply_optimizer_in_backward",
+    ),
+    "parallel_speed_up_json_path.enable_begin_end_inline_opt": (
+        "torch 2.13 computes wrong gradients where a torch.compiler.nested_compile_region is inlined only in some calls",
+        "call the function itself for the first and the last micro-batch instead of the region",
+    ),
+}
+
+NO_STREAMS = reason("a CPU has no streams and no events to wait for", "hccl_timeout limits how long collectives wait")
+FIRST_GROUP = "with HCCL's first process group"
+OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has its own limit (ACL_DEVICE_SYNC_TIMEOUT)"
+NO_LIMIT = "CUDA limits no stream's wait; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
+BY_POLLING = "only synchronize() of streams and events is limited, and polls; not item(), torch.Event, whole devices"
+BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
+BY_NCCL = reason(
+    "NCCL's watchdog ends the process and raises nothing", "the Flight Recorder and torchfrtrace name the missing rank"
+)
+
+AFTER_HCCL = 30
+"""Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
+WATCHDOG = f"torch_npu ends the process {AFTER_HCCL} s later"
 
 
-translates("parallel_speed_up_json_path")(
-    lambda on, setting: honoured(cause="its keys are separate options") if setting.value else as_it_is()
-)
-translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")(
-    lambda on, setting: honoured({"models.gathered_ahead_forward": setting.value}, FSDP)
-)
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value, device = setting.option.name, setting.value, on.device
+    match name:
+        case "parallel_speed_up_json_path":
+            return honoured(cause="its keys are separate options") if value else as_it_is()
+        case "parallel_speed_up_json_path.recompute_comm_overlap" | "parallel_speed_up_json_path.matmul_grad_comm_overlap":
+            return _reordered(on, setting)
+        case "parallel_speed_up_json_path.enable_task_opt":
+            found = {"models.gradients_bundled": value} | dict.fromkeys(BUCKETED, "all" if value else "none")
+            return _compiled(on, setting, found, f"{DDP}; {IN_CODE}")
+        # both are one notion: where one of them is False, gradients are reduced after the backward pass
+        case "parallel_speed_up_json_path.enable_grad_comm_opt" | "hcom_parallel":
+            postponing = [name for name in (GRADIENTS, HCOM) if on.get(name) is False]
+            if value and postponing:
+                return inert(f"overridden by {postponing[0]}=False")
+            return honoured({"models.gradients_postponed": bool(postponing)}, DDP)
+        case "parallel_speed_up_json_path.enable_opt_shard_comm_opt":
+            return honoured({"models.gathered_ahead_forward": value}, FSDP)
+        case "parallel_speed_up_json_path.enable_concat_eliminate_opt":
+            where = "code that torch.compile makes" + ("" if value else "; patterns that inductor replaces unasked are left on")
+            return _compiled(on, setting, {"torch.inductor.removes_concatenations": value}, where)
+        case "parallel_speed_up_json_path.compute_communicate_fusion_level" if device == "ascend":
+            return refused(*OWN_KERNELS) if value else as_it_is()
+        case "parallel_speed_up_json_path.compute_communicate_fusion_level" if value in (1, 2):
+            return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
+        case "parallel_speed_up_json_path.compute_communicate_fusion_level":
+            needs = "one group's all-gathers and reduce-scatters, after enable_symm_mem_for_group"
+            found = {"torch.inductor._micro_pipeline_tp": value == 3}
+            return _compiled(on, setting, found, IN_CODE, needs if value else "")
+        case "parallel_speed_up_json_path.enable_begin_end_inline_opt" | "is_tailing_optimization":
+            return refused(*UNSAFE[name]) if value else as_it_is()
+        case "hccl_timeout":
+            return _hccl_timeout(on, value)
+        case "op_wait_timeout" | "stream_sync_timeout" | "event_sync_timeout" if device == "cpu":
+            return as_it_is(NO_STREAMS) if value < 0 else refused(NO_STREAMS)
+        case "op_wait_timeout" if device == "ascend":
+            stays = f"{STAYS}: torch_npu reads HCCL_EVENT_TIMEOUT once, {FIRST_GROUP}"
+            return honoured({"env.HCCL_EVENT_TIMEOUT": str(value)}, stays)
+        case "op_wait_timeout" | "event_sync_timeout":
+            return _of_events(on, setting)
+        case "stream_sync_timeout" if device == "ascend":
+            return honoured({"env.ACL_STREAM_TIMEOUT": str(value)}, OF_STREAMS)
+        case "stream_sync_timeout":
+            return _polled("torch.cuda.stream_sync_timeout", value)
+    return None
 
 
 def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, differs: str = "") -> Outcome:
@@ -107,28 +177,6 @@ def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, diffe
     return approximated(found, f"{where}; {differs}") if differs else honoured(found, where)
 
 
-@translates(GRADIENTS, HCOM)
-def _gradients(on: On, setting: Setting) -> Outcome:
-    """Both are one notion: where one of them is False, gradients are reduced after the backward pass."""
-    postponing = [name for name in (GRADIENTS, HCOM) if on.get(name) is False]
-    if setting.value and postponing:
-        return inert(f"overridden by {postponing[0]}=False")
-    return honoured({"models.gradients_postponed": bool(postponing)}, DDP)
-
-
-@translates(FEWER_MESSAGES)
-def _fewer_messages(on: On, setting: Setting) -> Outcome:
-    which = "all" if setting.value else "none"
-    found = {
-        "models.gradients_bundled": setting.value,
-        "torch.inductor.bucket_all_gathers_fx": which,
-        "torch.inductor.bucket_reduce_scatters_fx": which,
-        "torch.inductor.bucket_all_reduces_fx": which,
-    }
-    return _compiled(on, setting, found, f"{DDP}; {IN_CODE}")
-
-
-@translates(RECOMPUTE, MATMUL)
 def _reordered(on: On, setting: Setting) -> Outcome:
     deterministic = on.get("deterministic") == "ON"
     moves = bool(on.get(RECOMPUTE) or on.get(MATMUL)) and not deterministic
@@ -150,91 +198,15 @@ def _reordered(on: On, setting: Setting) -> Outcome:
     return _compiled(on, setting, found, where, differs)
 
 
-@translates("parallel_speed_up_json_path.enable_concat_eliminate_opt")
-def _concatenations(on: On, setting: Setting) -> Outcome:
-    own = "code that torch.compile makes" + ("" if setting.value else "; patterns that inductor replaces unasked are left on")
-    return _compiled(on, setting, {"torch.inductor.removes_concatenations": setting.value}, own)
-
-
-@translates("parallel_speed_up_json_path.compute_communicate_fusion_level")
-def _fused(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return (
-            refused("torchair takes none of CANN's kernels for both", "call them, such as torch_npu.npu_mm_all_reduce_base")
-            if setting.value
-            else as_it_is()
-        )
-    if setting.value in (1, 2):
-        return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
-    found = {"torch.inductor._micro_pipeline_tp": setting.value == 3}
-    needs = "one group's all-gathers and reduce-scatters, after enable_symm_mem_for_group"
-    return _compiled(on, setting, found, IN_CODE, needs if setting.value else "")
-
-
-UNSAFE = {
-    "is_tailing_optimization": (
-        "programs clip or unscale between backward() and step(): an earlier update would come before that",
-        "without either, use torch.distributed.optim._apply_optimizer_in_backward",
-    ),
-    "parallel_speed_up_json_path.enable_begin_end_inline_opt": (
-        "torch 2.13 computes wrong gradients where a torch.compiler.nested_compile_region is inlined only in some calls",
-        "call the function itself for the first and the last micro-batch instead of the region",
-    ),
-}
-
-
-@translates(*UNSAFE)
-def _unsafe(on: On, setting: Setting) -> Outcome:
-    """What would change the numbers."""
-    return refused(*UNSAFE[setting.option.name]) if setting.value else as_it_is()
-
-
-NO_STREAMS = reason("a CPU has no streams and no events to wait for", "hccl_timeout limits how long collectives wait")
-FIRST_GROUP = "with HCCL's first process group"
-OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has its own limit (ACL_DEVICE_SYNC_TIMEOUT)"
-NO_LIMIT = "CUDA limits no stream's wait; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
-BY_POLLING = "only synchronize() of streams and events is limited, and polls; not item(), torch.Event, whole devices"
-BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
-BY_NCCL = reason(
-    "NCCL's watchdog ends the process and raises nothing", "the Flight Recorder and torchfrtrace name the missing rank"
-)
-
-AFTER_HCCL = 30
-"""Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
-WATCHDOG = f"torch_npu ends the process {AFTER_HCCL} s later"
-
-
-@translates("hccl_timeout")
-def _hccl_timeout(on: On, setting: Setting) -> Outcome:
+def _hccl_timeout(on: On, limit: int) -> Outcome:
     """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
     has_hccl = on.device == "ascend" or "ascend" in on.facts.devices
-    limit = setting.value + AFTER_HCCL * (has_hccl and setting.value > 0)
-    assignments: dict[str, Any] = {"torch.distributed.timeout": limit}
+    waits = limit + AFTER_HCCL * (has_hccl and limit > 0)
+    assignments: dict[str, Any] = {"torch.distributed.timeout": waits}
     if on.device == "ascend":
-        assignments["env.HCCL_EXEC_TIMEOUT"] = str(setting.value)
+        assignments["env.HCCL_EXEC_TIMEOUT"] = str(limit)
         return honoured(assignments, f"{STAYS}: HCCL reads HCCL_EXEC_TIMEOUT once; {WATCHDOG}")
     return approximated(assignments, BY_GLOO if on.device == "cpu" else BY_NCCL)
-
-
-@translates("op_wait_timeout")
-def _op_wait_timeout(on: On, setting: Setting) -> Outcome:
-    if on.device != "ascend":
-        return refused(NO_STREAMS) if on.device == "cpu" else _of_events(on, setting)
-    return honoured(
-        {"env.HCCL_EVENT_TIMEOUT": str(setting.value)},
-        f"{STAYS}: torch_npu reads HCCL_EVENT_TIMEOUT once, {FIRST_GROUP}",
-    )
-
-
-@translates("stream_sync_timeout", "event_sync_timeout")
-def _sync_timeout(on: On, setting: Setting) -> Outcome:
-    if on.device == "cpu":
-        return as_it_is(NO_STREAMS) if setting.value < 0 else refused(NO_STREAMS)
-    if setting.option.name == "event_sync_timeout":
-        return _of_events(on, setting)
-    if on.device == "ascend":
-        return honoured({"env.ACL_STREAM_TIMEOUT": str(setting.value)}, OF_STREAMS)
-    return _polled("torch.cuda.stream_sync_timeout", setting.value)
 
 
 def _of_events(on: On, setting: Setting) -> Outcome:

@@ -14,7 +14,7 @@ from msctx.options.option import Option, session_option
 from msctx.options.rules import NOT_MEASURED, OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
 from msctx.options.switch_dataclasses import ALL, TWINS, WITHOUT_A_TWIN, Compilation, GraphFiles, Region, Shapes
 from msctx.themes import graph_kernel_flags
-from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused
 from msctx.themes.cache import cache
 from msctx.themes.common import ALONE, GRAPHS, ONCE, apart, engine_options, search
 from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
@@ -147,14 +147,68 @@ GRADIENTS = "in the functions that msctx.grad and msctx.value_and_grad return"
 OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 LEVEL = "graph_kernel_flags.opt_level"
 TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
+ALREADY_MIXED = "PyTorch already runs eagerly what torch.compile cannot compile, unless a call has fullgraph=True"
+TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
+NO_STAGES = f"{TEXT}; torchair's graphs as captured"
+CACHED = f"{TEXT}; cached code leaves recorded graphs"
+BY_CANN = "CANN fuses by its own rules, without flags"
+EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
+"""Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
+AS_TEXT = f"torchair writes graphs into {DUMPS}, not passes and kernels"
+FROZEN_BY_CANN = "weights are CANN's constants (frozen_parameter): their memory must stay"
+AGGRESSIVE = "kernels without shared data are combined too, maybe slower"
+KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
 
 
-translates("reserve_class_name_in_scope")(lambda on, setting: honoured({"observers.class_names": setting.value}))
-translates("grad_for_scalar")(lambda on, setting: honoured({"graph.grad_for_scalar": setting.value}, GRADIENTS))
-translates("dynamic_node_type")(lambda on, setting: compiled(on, differs="" if setting.value else UNNAMED))
-translates("precompile_only")(
-    lambda on, setting: compiled(on, differs=CAPTURED if on.device == "ascend" and setting.value else "")
-)
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value, is_npu = setting.option.name, setting.value, on.device == "ascend"
+    match name:
+        case "mode":
+            found = {"graph.compilation": compilation(on), "graph.modules": value == 0, "torch.dynamo.force_eager": value != 0}
+            if value == 0:
+                found["torch.dynamo.skip_nnmodule_hook_guards"] = False
+            return honoured(found, BY_TORCHAIR if is_npu and value == 0 else "")
+        case "grad_for_scalar":
+            return honoured({"graph.grad_for_scalar": value}, GRADIENTS)
+        case "reserve_class_name_in_scope":
+            return honoured({"observers.class_names": value})
+        case "support_binary":
+            differs = "Dynamo reads bytecode, so .pyc files suffice; extension modules (.so) run eagerly between compiled parts"
+            return approximated({}, differs) if value else as_it_is()
+        case "jit_syntax_level" if is_npu and value != STRICT:
+            return compiled(on, differs=f"{BY_TORCHAIR}; errors come then")
+        case "jit_syntax_level":
+            return compiled(on, differs="COMPATIBLE acts as LAX" if value == 1 else "")
+        case "precompile_only":
+            return compiled(on, differs=CAPTURED if is_npu and value else "")
+        case "mix_compile_mode" if value and on.get("mode") != 0:
+            return approximated({}, ALREADY_MIXED)
+        case "input_shape" | "dynamic_dims" | "dynamic_inputs_shape_range" if on.get("mode") == 0:
+            return compiled(on, OF_MODELS)
+        case "dynamic_node_type":
+            return compiled(on, differs="" if value else UNNAMED)
+        case "save_graphs" | "save_graphs_path":
+            return _saving(on, setting)
+        case "graph_kernel_flags" if is_npu:
+            return honoured(cause="its flags are separate options")
+        case "graph_kernel_flags":
+            return compiled(on) if value.strip() else as_it_is()
+        case "graph_kernel_flags.opt_level" if is_npu and value > 1:
+            return compiled(on, differs=f"as 1: {BY_CANN}")
+        case "graph_kernel_flags.opt_level":
+            return compiled(on, AGGRESSIVE if value == 3 else "")
+        case "fusion_switch_file" if is_npu:
+            return honoured({"torch.npu.engine_options": engine_options(on)}, f"{GRAPHS}; {ONCE}")
+        case "fusion_switch_file":
+            return _fusion_switch_file(on, setting)
+        case "frozen_variable":
+            return _frozen_variable(on) if value else as_it_is()
+        case "disable_format_transform":  # inductor moves models: on a CPU, and in 16 bits on CUDA, it wants channels_last
+            differs = "for code compiled inside, unless torch.compile has that option; eager code never changes formats"
+            return approximated({"torch.inductor.layout_optimization": not value}, differs)
+    flag = BY_NAME.get(name.removeprefix(f"{GROUP}."))  # the others are only fields of the compilation
+    return _flag(on, setting, flag) if flag else compiled(on)
 
 
 @once
@@ -265,62 +319,11 @@ def compiled(on: On, cause: str = "", differs: str = "", more: dict[str, Any] | 
     return honoured(found, joined(cause, alone))
 
 
-@translates("mode")
-def _mode(on: On, setting: Setting) -> Outcome:
-    eager = setting.value != 0
-    found = {"graph.compilation": compilation(on), "graph.modules": not eager, "torch.dynamo.force_eager": eager}
-    if not eager:
-        found["torch.dynamo.skip_nnmodule_hook_guards"] = False
-    return honoured(found, BY_TORCHAIR if on.device == "ascend" and not eager else "")
-
-
-@translates("jit_syntax_level")
-def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend" and setting.value != STRICT:
-        return compiled(on, differs=f"{BY_TORCHAIR}; errors come then")
-    return compiled(on, differs="COMPATIBLE acts as LAX" if setting.value == 1 else "")
-
-
-SHAPED = ("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
-
-
-@translates("enable_graph_kernel", "compile_dynamic_mode", "dynamic_input", "dynamic_graph_execute_mode")
-@translates("in_out_pair", "in_out_pair_flag", *SHAPED)
-def _compiled(on: On, setting: Setting) -> Outcome:
-    return compiled(on, OF_MODELS if setting.option.name in SHAPED and on.get("mode") == 0 else "")
-
-
-@translates("support_binary")
-def _support_binary(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return as_it_is()
-    return approximated(
-        {},
-        "Dynamo reads bytecode, so .pyc files suffice; extension modules (.so) run eagerly between compiled parts",
-    )
-
-
-@translates("mix_compile_mode")
-def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
-    """PyTorch computes so as it is."""
-    if setting.value and on.get("mode") != 0:
-        return approximated(
-            {}, "PyTorch already runs eagerly what torch.compile cannot compile, unless a call has fullgraph=True"
-        )
-    return compiled(on)
-
-
-TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
-NO_STAGES = f"{TEXT}; torchair's graphs as captured"
-CACHED = f"{TEXT}; cached code leaves recorded graphs"
-
-
 def graph_files(on: On) -> GraphFiles | None:
     level = on.get("save_graphs", 0)
     return GraphFiles(level, on.get("save_graphs_path", ".")) if level else None
 
 
-@translates("save_graphs", "save_graphs_path")
 def _saving(on: On, setting: Setting) -> Outcome:
     files = graph_files(on)
     if files is None:
@@ -337,17 +340,6 @@ def _saving(on: On, setting: Setting) -> Outcome:
 
 # --- what is fused ------------------------------------------------------------------------------------------------------
 
-BY_CANN = "CANN fuses by its own rules, without flags"
-EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
-"""Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
-AS_TEXT = f"torchair writes graphs into {DUMPS}, not passes and kernels"
-FROZEN_BY_CANN = "weights are CANN's constants (frozen_parameter): their memory must stay"
-AGGRESSIVE = "kernels without shared data are combined too, maybe slower"
-KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
-
-
-translates("enable_scope_fusion_passes")(lambda on, setting: compiled(on))
-
 
 def _is_off(on: On) -> bool:
     return fused(on) is False or (on.device != "ascend" and ready_made(on))
@@ -358,32 +350,16 @@ def _not_fused(on: On) -> str:
     return f"nothing is fused: {name}={on.get(name)!r}"
 
 
-@translates("graph_kernel_flags")
-def _graph_kernel_flags(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return honoured(cause="its flags are separate options")
-    return compiled(on) if setting.value.strip() else as_it_is()
-
-
-@translates(LEVEL)
-def _opt_level(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend" and setting.value > 1:
-        return compiled(on, differs=f"as 1: {BY_CANN}")
-    return compiled(on, AGGRESSIVE if setting.value == 3 else "")
-
-
-@translates(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
-def _flag(on: On, setting: Setting) -> Outcome:
-    row = BY_NAME[setting.option.name.removeprefix(f"{GROUP}.")]
+def _flag(on: On, setting: Setting, flag: graph_kernel_flags.Flag) -> Outcome:
     value = setting.value.lower().replace("-", "_") if isinstance(setting.value, str) else setting.value
-    if why := row.holds.get(value):
+    if why := flag.holds.get(value):
         return as_it_is(why)
     if on.device == "ascend":
-        if row.name in EXTRAS and not setting.value:
+        if flag.name in EXTRAS and not setting.value:
             return as_it_is()
-        if row.name != DUMP:
-            return refused(row.why_not or BY_CANN)
-    if why := row.why_not or row.refused.get(setting.value):
+        if flag.name != DUMP:
+            return refused(flag.why_not or BY_CANN)
+    if why := flag.why_not or flag.refused.get(setting.value):
         return refused(why)
     if _is_off(on):
         return inert(_not_fused(on)) if setting.value else as_it_is(_not_fused(on))
@@ -392,10 +368,7 @@ def _flag(on: On, setting: Setting) -> Outcome:
     return compiled(on, differs=AS_TEXT if on.device == "ascend" else "")
 
 
-@translates("fusion_switch_file")
 def _fusion_switch_file(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return honoured({"torch.npu.engine_options": engine_options(on)}, f"{GRAPHS}; {ONCE}")
     if _is_off(on):
         return inert(_not_fused(on))
     entries = {(g, n): _idle_pass(on, n, s) for g, found in setting.content["Switch"].items() for n, s in found.items()}
@@ -411,10 +384,7 @@ def _idle_pass(on: On, name: str, state: str) -> str:
     return f"{name}: {KEEP_CONVOLUTIONS.format('it')}" if state == "on" and hides(on, name) else ""
 
 
-@translates("frozen_variable")
-def _frozen_variable(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return as_it_is()
+def _frozen_variable(on: On) -> Outcome:
     if on.device == "ascend":
         return compiled(on, FROZEN_BY_CANN)
     if _is_off(on):
@@ -423,10 +393,3 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))
     freezing = {"torch.inductor.freezing": True}  # Dynamo looks at it, too, before a back end is called
     return compiled(on, "where no gradients are computed (torch.no_grad or inference_mode)", more=freezing)
-
-
-@translates("disable_format_transform")
-def _disable_format_transform(on: On, setting: Setting) -> Outcome:
-    """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
-    differs = "for code compiled inside, unless torch.compile has that option; eager code never changes formats"
-    return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)

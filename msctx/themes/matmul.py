@@ -10,7 +10,7 @@ from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, PRODUCT_RULES, r
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
-from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused
 from msctx.themes.common import DIGITS, with_graphs
 from msctx.themes.convolution import (
     ALGORITHMS,
@@ -115,12 +115,50 @@ IN_COMPILED_CODE = "in compiled code inductor measures cuBLAS's choice and Trito
 BESIDE_CONVOLUTIONS = (
     "cuBLAS chooses: measuring, inductor would compute some convolutions as matmuls, without the requested algorithm"
 )
+RNNS = "cuDNN's RNNs follow; torch.backends.fp32_precision, set later, no longer reaches cuDNN"
+LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
+"""The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
+TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
+ON_UNIT = "AMX computes it, as choices() shows; inert on a CPU without AMX"
+HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
+ONLY_NPU = "no other device than an NPU rounds to HF32"
+NO_HF32 = reason(f"a permission: {ONLY_NPU}", "set {} for TF32, which has one bit less of mantissa")
+HALF_ALONE = "this chip multiplies only float16, which CANN takes for float32, too"
+BY_CUDNN = "torch.cudnn.allow_tf32"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which allows only float32 itself"
+NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
 
 
-@translates("matmul_algo", "matmul_algo_rules")
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value, is_cuda = setting.option.name, setting.value, on.device == "cuda"
+    match name:
+        case "matmul_algo" | "matmul_algo_rules":
+            return _by_cublas(on, setting) if is_cuda else _products(on, setting)
+        case "matmul_allow_tf32" if is_cuda:
+            return _tf32_by_cublas(on, value)
+        case "matmul_allow_tf32" if not value:
+            return honoured(cause="torch's own matmuls do not round to TF32 on a CPU, nor do msctx's")
+        case "matmul_allow_tf32":
+            return _matmul_allow_tf32(on)
+        case "conv_allow_tf32" if is_cuda:
+            is_forbidden = value and on.get("allow_fp32_emulation") is False
+            return inert(NO_PARTS) if is_forbidden else approximated({BY_CUDNN: value}, RNNS)
+        case "conv_allow_tf32":
+            return _conv_allow_tf32(on, value)
+        case "allow_fp32_emulation" if is_cuda:
+            return _by_flags(on, value)
+        case "allow_fp32_emulation":
+            anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
+            return detail(anywhere, ability="emulate float32")
+        case "matmul_allow_hf32" | "conv_allow_hf32" if on.device == "ascend":
+            return _allow_hf32(on, setting)
+        case "matmul_allow_hf32" | "conv_allow_hf32":
+            return as_it_is(NO_HF32.format(name.replace("hf32", "tf32")) if value else ONLY_NPU)
+    return None
+
+
 def _products(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda":
-        return _by_cublas(on, setting)
     if why := on.facts.native or (on.facts.npu if on.device == "ascend" else ""):
         return refused(why)
     named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
@@ -179,26 +217,7 @@ def flag(on: On) -> dict[str, bool]:
     return {} if allowed is None else {FLAG: allowed}
 
 
-RNNS = "cuDNN's RNNs follow; torch.backends.fp32_precision, set later, no longer reaches cuDNN"
-LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
-"""The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
-TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
-ON_UNIT = "AMX computes it, as choices() shows; inert on a CPU without AMX"
-HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
-ONLY_NPU = "no other device than an NPU rounds to HF32"
-NO_HF32 = reason(f"a permission: {ONLY_NPU}", "set {} for TF32, which has one bit less of mantissa")
-HALF_ALONE = "this chip multiplies only float16, which CANN takes for float32, too"
-BY_CUDNN = "torch.cudnn.allow_tf32"
-NO_PARTS = "overridden by allow_fp32_emulation=False, which allows only float32 itself"
-NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
-
-
-@translates("matmul_allow_tf32")
-def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda":
-        return _tf32_by_cublas(on, setting)
-    if not setting.value:
-        return honoured(cause="torch's own matmuls do not round to TF32 on a CPU, nor do msctx's")
+def _matmul_allow_tf32(on: On) -> Outcome:
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
@@ -209,29 +228,24 @@ def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     return inert(TOGETHER) if on.get("batch_invariant") else honoured(assignments_of(on), ON_UNIT)
 
 
-def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:
+def _tf32_by_cublas(on: On, value: bool) -> Outcome:
     found = flag(on)
-    if setting.value and not found[FLAG]:
+    if value and not found[FLAG]:
         emulates = on.get("allow_fp32_emulation", True)
         return inert(f"overridden by matmul_algo={on.get('matmul_algo')}, which takes no TF32" if emulates else NO_PARTS)
     exact = "after set_float32_matmul_precision('high' or 'medium') oneDNN's matmuls become exact too"
-    return honoured(found, "" if setting.value else exact)
+    return honoured(found, "" if value else exact)
 
 
-@translates("conv_allow_tf32")
-def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda":
-        if setting.value and on.get("allow_fp32_emulation") is False:
-            return inert(NO_PARTS)
-        return approximated({BY_CUDNN: setting.value}, RNNS)
+def _conv_allow_tf32(on: On, value: bool) -> Outcome:
     if not requested_of(on, *DIRECTIONS):
         return (
             inert(NO_ROUNDING, "set conv_fprop_algo, conv_dgrad_algo or conv_wgrad_algo")
-            if setting.value
+            if value
             else honoured(cause=NO_ROUNDING)
         )
     outcome = detail(on, of=DIRECTIONS)
-    if not setting.value or outcome.status != "honoured":
+    if not value or outcome.status != "honoured":
         return outcome
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
@@ -250,17 +264,9 @@ def _rounding(on: On, option: str, *of: str) -> Outcome:
     return outcome
 
 
-@translates("allow_fp32_emulation")
-def _allow_fp32_emulation(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda":
-        return _by_flags(on, setting)
-    anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
-    return detail(anywhere, ability="emulate float32")
-
-
-def _by_flags(on: On, setting: Setting) -> Outcome:
+def _by_flags(on: On, value: bool) -> Outcome:
     """allow_fp32_emulation on CUDA: cuBLAS, and cuDNN where torch calls it, follow torch's own flags."""
-    if not setting.value and on.facts.cublas:
+    if not value and on.facts.cublas:
         return refused(EMULATES.format(on.facts.cublas))
     outcome = detail(on, ", or conv_allow_tf32, matmul_algo or matmul_allow_tf32")
     convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in ALGORITHMS)
@@ -268,21 +274,18 @@ def _by_flags(on: On, setting: Setting) -> Outcome:
     if on.settings.get("matmul_algo") or on.settings.get("matmul_allow_tf32"):
         holds_for.append("cuBLAS's matmuls")
     without = outcome.reason if outcome.status == "refused" else ""
-    if not setting.value and (convolves or outcome.status == "honoured"):
+    if not value and (convolves or outcome.status == "honoured"):
         return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's path takes no TF32", RNNS))
     if not holds_for or outcome.status == "honoured":
         return outcome
-    given = {} if setting.value else flag(on)
+    given = {} if value else flag(on)
     return approximated(given, without) if without else honoured(given, f"holds for {' and '.join(holds_for)}")
 
 
-@translates("matmul_allow_hf32", "conv_allow_hf32")
 def _allow_hf32(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        found = {HF32[setting.option.name]: setting.value} | with_graphs(on)
-        if on.facts.half_products:
-            return refused(HALF_ALONE, "set precision_mode or matmul_algo") if setting.value else honoured(found, HALF_ALONE)
-        if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
-            return inert("overridden by matmul_algo or its rules, under which float32 matmuls do not round to HF32")
-        return honoured(found, DIGITS)
-    return as_it_is(NO_HF32.format(setting.option.name.replace("hf32", "tf32")) if setting.value else ONLY_NPU)
+    found = {HF32[setting.option.name]: setting.value} | with_graphs(on)
+    if on.facts.half_products:
+        return refused(HALF_ALONE, "set precision_mode or matmul_algo") if setting.value else honoured(found, HALF_ALONE)
+    if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
+        return inert("overridden by matmul_algo or its rules, under which float32 matmuls do not round to HF32")
+    return honoured(found, DIGITS)

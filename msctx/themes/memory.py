@@ -11,7 +11,7 @@ from msctx.options.kinds import Bool, Choice, Memory, MemoryBetween, OnOff, Size
 from msctx.options.option import SESSION, Option, session_option
 from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When, is_above_one
 from msctx.tables import in_words
-from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, refused, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, refused
 from msctx.themes.graph import compilation
 
 GB = 2**30
@@ -96,6 +96,69 @@ ALLOCATOR = {"cuda": "torch's CUDA allocator", "ascend": "torch_npu's allocator"
 UNCACHED = "{} keeps and counts nothing while env_config_path.sys.mem_reuse is false"
 PART_OF_CAP = 8
 MIB = 1 << 20
+GRAPHS = "compiled code keeps only inputs; backward passes compute the rest again"
+KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
+CACHED = "one caching allocator for all code, not planned from the graphs"
+RECOMPUTED = "watched models' blocks are computed again, as few as max_device_memory requires"
+GROWING = "segments grow in place"
+ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
+    ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
+    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; {GROWING}"),
+    ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
+    ("static_memory_policy", 2): (approximated, CACHED),
+    ("static_memory_policy", 3): (honoured, GROWING),
+    ("static_memory_policy", 4): (approximated, f"{GROWING}; {CACHED}"),
+}
+"""What is requested → what the caching allocator gives of it."""
+PRIVATE = "for weights moved to the device from now on; not of convolutions under jit_compile=false"
+ALWAYS = "what the forward pass saves goes to the host even while the device has room"
+WATCHED = "parameters of watched models"
+COPIED = "each operator copies them"
+
+
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    value, is_cpu = setting.value, on.device == "cpu"
+    match setting.option.name:
+        case "memory_offload":
+            return _memory_offload(on, value == "ON")
+        case "variable_placement" if is_cpu:
+            return honoured(cause="the memory of the device is host memory: the two are one place")
+        case "variable_placement" if on.get("external_weight"):
+            return inert("overridden by external_weight, which maps the parameters from files, in host memory")
+        case "variable_placement":
+            return honoured(placement(on), joined(WATCHED, COPIED if value == "Host" else ""))
+        case "external_weight":
+            how = f"{WATCHED}: mapped from files, shared until written to"
+            return honoured(placement(on), joined(how, "" if is_cpu else COPIED))
+        case "variable_format_optimize" if on.device == "ascend":
+            return approximated({"torch.npu.allow_internal_format": value}, PRIVATE)
+        case "variable_format_optimize" if on.get("external_weight"):
+            return inert("overridden by external_weight: its files hold the weights as they are")
+        case "variable_format_optimize":
+            wanted = {"models.weight_format": "channels_last" if value else "contiguous"}
+            return honoured(wanted, "weights of 2-D and 3-D convolutions of the models that ctx.watch names")
+        case _ if is_cpu and not is_for_host(on):
+            return None
+        case "max_device_memory":
+            return _max_device_memory(on)
+        case _ if not is_cpu:
+            return _on_accelerator(on, setting)
+        case "mempool_block_size" | "static_memory_policy":
+            return inert("it sizes the memory pools of GPU and Ascend", "for a cap on the CPU, set max_device_memory")
+        case "memory_optimize_level" if recomputes_graphs(on) and on.facts.native:
+            return approximated(recomputation(on), f"{GRAPHS}; without msctx's allocator: {on.facts.native}")
+        case "memory_optimize_level" if value == "O1":
+            how = GRAPHS if recomputes_graphs(on) else RECOMPUTED
+            return on.by_core(honoured(pool(on) | recomputation(on), how))
+        case "memory_optimize_level" if not reuses(on):
+            return on.by_core(refused("nothing is kept while env_config_path.sys.mem_reuse is false"))
+        case "memory_optimize_level":
+            return on.by_core(honoured(pool(on) | recomputation(on)))
+        case "env_config_path.sys.mem_reuse":
+            apart = "no tensor gets another one's address; compiled code reuses no buffer"
+            return on.by_core(honoured(pool(on) | in_graphs(on, value), "" if value else apart))
+    return None
 
 
 def is_for_host(on: On) -> bool:
@@ -112,18 +175,13 @@ def pool(on: On) -> dict[str, Any]:
     return {"native.memory_pool": most if reuses(on) else 0}
 
 
-@translates("max_device_memory")
-def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
+def _max_device_memory(on: On) -> Outcome:
     """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
-    settings = on.source.all(setting.option.name, on.device)
+    settings = on.source.all("max_device_memory", on.device)
     if on.device == "cpu":
-        if not is_for_host(on):
-            return None
-        if on.facts.native:
-            return refused(on.facts.native)
         caps = tuple((setting.value, setting.origin) for setting in reversed(settings))
         what = arithmetic(caps, on.facts.free_memory) or "at most what the host has free"
-        return honoured(pool(on) | {"native.memory_caps": caps}, what)
+        return on.by_core(honoured(pool(on) | {"native.memory_caps": caps}, what))
     if not reuses(on):
         return refused(UNCACHED.format(ALLOCATOR[on.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]
@@ -140,48 +198,17 @@ def arithmetic(caps: Sequence[tuple[int, str]], is_free: int = 0) -> str:
     return f"{in_words(least)}: least of {', '.join(parts)}" if len(parts) > 1 else ""
 
 
-@translates("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy")
-def _pool_policy(on: On, setting: Setting) -> Outcome | None:
-    if on.device != "cpu":
-        return on_accelerator(on, setting)
-    if not is_for_host(on):
-        return None
-    if setting.option.name in ("mempool_block_size", "static_memory_policy"):
-        return inert("it sizes the memory pools of GPU and Ascend", "for a cap on the CPU, set max_device_memory")
-    if setting.option.name == "memory_optimize_level" and recomputes_graphs(on):
-        if on.facts.native:
-            return approximated(recomputation(on, setting), f"{GRAPHS}; without msctx's allocator: {on.facts.native}")
-        return honoured(pool(on) | recomputation(on, setting), GRAPHS)
-    if on.facts.native:
-        return refused(on.facts.native)
-    if setting.option.name == "env_config_path.sys.mem_reuse":
-        apart = "no tensor gets another one's address; compiled code reuses no buffer"
-        return honoured(pool(on) | in_graphs(on, setting), "" if setting.value else apart)
-    if setting.option.name == "memory_optimize_level" and setting.value == "O1":
-        return honoured(pool(on) | recomputation(on, setting), RECOMPUTED)
-    if not reuses(on):
-        return refused("nothing is kept while env_config_path.sys.mem_reuse is false")
-    return honoured(pool(on) | recomputation(on, setting))
-
-
 def recomputes_graphs(on: On) -> bool:
     """Whether memory first is requested in graph mode, where it is up to the compiler what is computed again."""
     return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
 
 
-GRAPHS = "compiled code keeps only inputs; backward passes compute the rest again"
-KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
-CACHED = "one caching allocator for all code, not planned from the graphs"
-RECOMPUTED = "watched models' blocks are computed again, as few as max_device_memory requires"
-
-
-def recomputation(on: On, setting: Setting) -> dict[str, Any]:
+def recomputation(on: On) -> dict[str, Any]:
     """O1 switches memory_offload off, an outer scope's too."""
-    yields = setting.value == "O1" and any(
-        found.setting.option.name == "memory_offload" for found in on.source.overridden(on.device)
-    )
+    is_first = on.get("memory_optimize_level") == "O1"
+    yields = is_first and any(found.setting.option.name == "memory_offload" for found in on.source.overridden(on.device))
     graphs = {"graph.compilation": compilation(on)} if on.get("mode") == 0 and on.device != "ascend" else {}
-    eager = setting.value == "O1" and not recomputes_graphs(on)
+    eager = is_first and not recomputes_graphs(on)
     return {"models.recompute": eager} | ({"models.saved_on_host": False} if yields else {}) | graphs
 
 
@@ -215,34 +242,22 @@ def allocator(on: On) -> dict[str, Any]:
     return {"torch.accelerator.allocator_settings": settings or None}
 
 
-GROWING = "segments grow in place"
-ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
-    ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
-    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; {GROWING}"),
-    ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
-    ("static_memory_policy", 2): (approximated, CACHED),
-    ("static_memory_policy", 3): (honoured, GROWING),
-    ("static_memory_policy", 4): (approximated, f"{GROWING}; {CACHED}"),
-}
-"""What is requested → what the caching allocator gives of it."""
-
-
-def in_graphs(on: On, setting: Setting) -> dict[str, Any]:
+def in_graphs(on: On, is_reused: bool) -> dict[str, Any]:
     """Of buffers in compiled code: ``buffer_optimize`` may forbid what ``mem_reuse`` allows."""
-    if not setting.value:
+    if not is_reused:
         return dict.fromkeys((*BUFFERS, "torch.inductor.memory_planning"), False)
     return {} if on.get("buffer_optimize") == "off_optimize" else dict.fromkeys(BUFFERS, True)
 
 
-def on_accelerator(on: On, setting: Setting) -> Outcome:
+def _on_accelerator(on: On, setting: Setting) -> Outcome:
     """The same options on a device whose memory torch already pools: they are settings of its allocator."""
     option, name = setting.option.name, ALLOCATOR[on.device]
     if option == "env_config_path.sys.mem_reuse":
         by_npu = {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None if setting.value else "1"}
         found = by_npu if on.device == "ascend" else {"torch.cuda.caching_allocator": setting.value}
-        found |= in_graphs(on, setting)
+        found |= in_graphs(on, setting.value)
         return honoured(found) if setting.value else approximated(found, AGAIN)
-    found = allocator(on) | (recomputation(on, setting) if option == "memory_optimize_level" else {})
+    found = allocator(on) | (recomputation(on) if option == "memory_optimize_level" else {})
     if option == "memory_optimize_level" and recomputes_graphs(on):
         return approximated(found, KEPT_BY_TORCHAIR) if on.device == "ascend" else honoured(found, f"{GRAPHS}; {GROWING}")
     if not reuses(on) and setting.value not in ("O0", 0):
@@ -253,15 +268,7 @@ def on_accelerator(on: On, setting: Setting) -> Outcome:
     return status(found, reason)
 
 
-PRIVATE = "for weights moved to the device from now on; not of convolutions under jit_compile=false"
-ALWAYS = "what the forward pass saves goes to the host even while the device has room"
-WATCHED = "parameters of watched models"
-COPIED = "each operator copies them"
-
-
-@translates("memory_offload")
-def _memory_offload(on: On, setting: Setting) -> Outcome | None:
-    is_on = setting.value == "ON"
+def _memory_offload(on: On, is_on: bool) -> Outcome | None:
     if on.device != "cpu":
         switches = {"models.saved_on_host": is_on}
         return approximated(switches, ALWAYS) if is_on else honoured(switches)
@@ -278,28 +285,3 @@ def placement(on: On) -> dict[str, Any]:
     place = "file" if on.get("external_weight") else "host" if on.get("variable_placement") == "Host" else None
     found: dict[str, Any] = {"models.parameters": place}
     return found if on.device == "cpu" else found | {"models.copies_of_parameters": place is not None}
-
-
-@translates("variable_placement")
-def _variable_placement(on: On, setting: Setting) -> Outcome:
-    if on.device == "cpu":
-        return honoured(cause="the memory of the device is host memory: the two are one place")
-    if on.get("external_weight"):
-        return inert("overridden by external_weight, which maps the parameters from files, in host memory")
-    return honoured(placement(on), joined(WATCHED, COPIED if setting.value == "Host" else ""))
-
-
-@translates("external_weight")
-def _external_weight(on: On, setting: Setting) -> Outcome:
-    how = "mapped from files, shared until written to"
-    return honoured(placement(on), joined(f"{WATCHED}: {how}", "" if on.device == "cpu" else COPIED))
-
-
-@translates("variable_format_optimize")
-def _variable_format_optimize(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return approximated({"torch.npu.allow_internal_format": setting.value}, PRIVATE)
-    if on.get("external_weight"):
-        return inert("overridden by external_weight: its files hold the weights as they are")
-    wanted = "channels_last" if setting.value else "contiguous"
-    return honoured({"models.weight_format": wanted}, "weights of 2-D and 3-D convolutions of the models that ctx.watch names")

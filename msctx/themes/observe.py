@@ -13,7 +13,7 @@ from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.options.switch_dataclasses import Dump, ErrorDump, Overflow, Recorder, Watchdog
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 
 DUMPS = When("session.enable_dump", TRUE)
@@ -159,12 +159,83 @@ UNSEEN = "fused operators are not seen one by one"
 NO_WORKSPACE = "no workspaces"
 OF_GRAPHS = "CANN dumps only graphs, listed in ge_dump_data_json/"
 COPIED = "not inside fused kernels or CUDA graphs; tensors are copied to the host"
+SIDES = ("all", "input", "output")
+DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
+LEFT_OUT = {
+    "sample_mode": "sample_mode is ignored: tensors are dumped whole",
+    "stat_calc_mode": "stat_calc_mode is ignored: statistics are computed on the host",
+}
+"""Keys without effect here."""
+OF_MINDSPORE = {
+    "net_name": "msProbe's layout has no place for net_name",
+    "save_kernel_args": "msProbe's layout has no place for save_kernel_args",
+    "statistic_category": "msProbe's layout always has Max, Min, Mean and Norm; of statistic_category it takes only md5, as a CRC-32",
+}
+"""Keys that have no effect, or another one, in msProbe's layout."""
+OF_DUMPS = {
+    "iteration": "all",
+    "initial_iteration": 0,
+    "dump_mode": 0,
+    "input_output": 0,
+    "saved_data": "tensor",
+    "support_device": [],
+}
+"""Keys, and what they are when left out, that select what is dumped, and no more."""
+STATISTICS = ("max", "min", "l2norm")
+"""MindSpore's, where its file names none."""
+RECORDED = "records 100 steps (20 with aicpu) of this thread, written at exit"
+ON_HOST = "only the host"
+NO_POINTS = "without fp_point and bp_point"
+OPERATORS = "operators are traced, too; no table is written"
+NO_COUNTERS = "without aic_metrics, which chooses counters of an NPU's cores"
 
 
-translates("env_config_path")(lambda on, setting: honoured(cause="its keys are separate options"))
-translates("print_file_path")(lambda on, setting: honoured({"observers.print_file": setting.value}))
-translates("replica_check")(lambda on, setting: honoured({"observers.replicas": setting.value or None}))
-translates("check_bprop")(lambda on, setting: _checks({"observers.check_bprop": setting.value}))
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    name, value, is_npu = setting.option.name, setting.value, on.device == "ascend"
+    match name:
+        case "op_timeout" | "op_execute_timeout":
+            return _op_timeout(on)
+        case "print_file_path":
+            return honoured({"observers.print_file": value})
+        case "env_config_path":
+            return honoured(cause="its keys are separate options")
+        case "env_config_path.rdr.enable" | "env_config_path.rdr.mode" | "env_config_path.rdr.path":
+            return _recording(on, setting)
+        case "check_bprop":
+            return _checks({"observers.check_bprop": value})
+        case "check_bprop_values" if not is_npu:
+            return _checks({"observers.check_bprop_values": value})
+        case "check_bprop_values":
+            rounds = "torch_npu casts to float64 give float32, in which small differences are rounded off"
+            return refused(rounds) if value else as_it_is()
+        case "exception_dump" | "enable_exception_dump":
+            return _exception_dump(on, int(value))
+        case "enable_dump_debug" | "dump_debug_mode":
+            found = overflow(on)
+            return _seen(on, {"observers.overflow": found}) if found else honoured({"observers.overflow": None})
+        case "dump_path":
+            both = {"observers.dump": dump(on), "observers.overflow": overflow(on)}
+            return _dumped(on, both) if any(both.values()) else as_it_is()
+        case "dump_format" if not dump(on) and (of_file := on.settings.get("dump_config")):
+            return _dump_config(on, of_file)
+        case "session.enable_dump" | "dump_step" | "dump_mode" | "dump_data" | "dump_layer" | "dump_format":
+            return _dumped(on, {"observers.dump": dump(on)}) if dump(on) else honoured({"observers.dump": None})
+        case "dump_config":
+            return _dump_config(on, setting)
+        case "quant_dumpable":
+            marks = {"torch.inductor.marks_quantized_inputs": value == "1"} | apart(on)
+            return approximated(marks, LEFT_TO_NPU) if is_npu and value == "1" else honoured(marks)
+        case "profiling_mode" if not value:
+            return honoured({"torch.profiler": None})
+        case "profiling_mode":
+            profiler = {"torch.profiler": _recorder(_requested(on), on.get("reserve_class_name_in_scope"))}
+            return approximated(profiler, f"{RECORDED}; {ON_HOST}") if is_npu else honoured(profiler, RECORDED)
+        case "profiling_options":
+            return _profiling_options(setting.content or {})
+        case "replica_check":
+            return honoured({"observers.replicas": value or None})
+    return None
 
 
 def dump(on: On) -> Dump | None:
@@ -197,58 +268,9 @@ def _dumped(on: On, assignments: dict[str, Any]) -> Outcome:
 
 def _seen(on: On, assignments: dict[str, Any], *, reads: bool = True) -> Outcome:
     """*reads*: whether that needs the values of tensors."""
-    if on.facts.native:
-        return refused(on.facts.native)
-    return approximated(assignments, COPIED if reads and on.device != "cpu" else UNSEEN)
+    return on.by_core(approximated(assignments, COPIED if reads and on.device != "cpu" else UNSEEN))
 
 
-@translates("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
-def _dumping(on: On, setting: Setting) -> Outcome:
-    found = dump(on)
-    if found is None and setting.option.name == "dump_format" and (of_file := on.settings.get("dump_config")) is not None:
-        return _dump_config(on, of_file)
-    return honoured({"observers.dump": None}) if found is None else _dumped(on, {"observers.dump": found})
-
-
-@translates("enable_dump_debug", "dump_debug_mode")
-def _overflowing(on: On, setting: Setting) -> Outcome:
-    found = overflow(on)
-    return honoured({"observers.overflow": None}) if found is None else _seen(on, {"observers.overflow": found})
-
-
-@translates("dump_path")
-def _dump_path(on: On, setting: Setting) -> Outcome:
-    both = {"observers.dump": dump(on), "observers.overflow": overflow(on)}
-    return _dumped(on, both) if any(both.values()) else as_it_is()
-
-
-SIDES = ("all", "input", "output")
-DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
-LEFT_OUT = {
-    "sample_mode": "sample_mode is ignored: tensors are dumped whole",
-    "stat_calc_mode": "stat_calc_mode is ignored: statistics are computed on the host",
-}
-"""Keys without effect here."""
-OF_MINDSPORE = {
-    "net_name": "msProbe's layout has no place for net_name",
-    "save_kernel_args": "msProbe's layout has no place for save_kernel_args",
-    "statistic_category": "msProbe's layout always has Max, Min, Mean and Norm; of statistic_category it takes only md5, as a CRC-32",
-}
-"""Keys that have no effect, or another one, in msProbe's layout."""
-OF_DUMPS = {
-    "iteration": "all",
-    "initial_iteration": 0,
-    "dump_mode": 0,
-    "input_output": 0,
-    "saved_data": "tensor",
-    "support_device": [],
-}
-"""Keys, and what they are when left out, that select what is dumped, and no more."""
-STATISTICS = ("max", "min", "l2norm")
-"""MindSpore's, where its file names none."""
-
-
-@translates("dump_config")
 def _dump_config(on: On, setting: Setting) -> Outcome:
     """op_debug_mode: 0 dumps, 3 looks for overflow, 4 keeps what goes into an operator that raises."""
     content = setting.content or {}
@@ -289,17 +311,8 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
     return replace(outcome, reason=joined(outcome.reason, *left), idle=bool(left))
 
 
-@translates("quant_dumpable")
-def _quant_dumpable(on: On, setting: Setting) -> Outcome:
-    is_on = setting.value == "1"
-    found = {"torch.inductor.marks_quantized_inputs": is_on} | apart(on)
-    return approximated(found, LEFT_TO_NPU) if on.device == "ascend" and is_on else honoured(found)
-
-
-@translates("enable_exception_dump", "exception_dump")
-def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
+def _exception_dump(on: On, level: int) -> Outcome:
     """Both are one notion."""
-    level = int(setting.value)
     by_cann = {"torch.npu.exception_dump": str(level)} if on.device == "ascend" else {}
     if not level:
         return honoured({"observers.errors": None} | by_cann, BY_CANN if by_cann else "")
@@ -308,7 +321,6 @@ def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
     return replace(outcome, reason=joined(outcome.reason, *more))
 
 
-@translates("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path")
 def _recording(on: On, setting: Setting) -> Outcome:
     if not on.get("env_config_path.rdr.enable"):
         return honoured({"observers.recorder": None})
@@ -320,8 +332,7 @@ def _recording(on: On, setting: Setting) -> Outcome:
     return _seen(on, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 
 
-@translates("op_timeout", "op_execute_timeout")
-def _op_timeout(on: On, setting: Setting) -> Outcome:
+def _op_timeout(on: On) -> Outcome:
     """Both are one notion, and there is one watchdog: the shortest one of all devices that are here counts."""
     devices = {*on.facts.devices, on.device}
     names = ("op_timeout", "op_execute_timeout")
@@ -334,21 +345,11 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
     if not limits:
         return honoured({"observers.watchdog": None} | by_device)
     assignments = {"observers.watchdog": Watchdog(min(limits))} | by_device
-    if on.facts.native:
-        return refused(on.facts.native)
     watched = {
         "cuda": "the host's time is watched",
         "ascend": "the host's time is watched; CANN ends the device's",
     }
-    return approximated(assignments, joined(UNSEEN, watched.get(on.device, "")))
-
-
-@translates("check_bprop_values")
-def _check_bprop_values(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        rounds = "torch_npu casts to float64 give float32, in which small differences are rounded off"
-        return refused(rounds) if setting.value else as_it_is()
-    return _checks({"observers.check_bprop_values": setting.value})
+    return on.by_core(approximated(assignments, joined(UNSEEN, watched.get(on.device, ""))))
 
 
 def _checks(assignments: dict[str, bool]) -> Outcome:
@@ -357,24 +358,8 @@ def _checks(assignments: dict[str, bool]) -> Outcome:
     return approximated(assignments, traced) if any(assignments.values()) else honoured(assignments)
 
 
-RECORDED = "records 100 steps (20 with aicpu) of this thread, written at exit"
-ON_HOST = "only the host"
-NO_POINTS = "without fp_point and bp_point"
-OPERATORS = "operators are traced, too; no table is written"
-NO_COUNTERS = "without aic_metrics, which chooses counters of an NPU's cores"
-
-
-@translates("profiling_mode")
-def _profiling_mode(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return honoured({"torch.profiler": None})
-    assignments = {"torch.profiler": _recorder(_requested(on), on.get("reserve_class_name_in_scope"))}
-    return approximated(assignments, f"{RECORDED}; {ON_HOST}") if on.device == "ascend" else honoured(assignments, RECORDED)
-
-
-@translates("profiling_options")
-def _profiling_options(on: On, setting: Setting) -> Outcome:
-    part, requested = "part of profiling_mode=True", setting.content or {}
+def _profiling_options(requested: Mapping[str, str]) -> Outcome:
+    part = "part of profiling_mode=True"
     left = [NO_COUNTERS] * ("aic_metrics" in requested)
     if requested.get("fp_point") or requested.get("bp_point"):
         left.append(NO_POINTS)

@@ -12,7 +12,7 @@ from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
 from msctx.options.precision_policy import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused
 from msctx.themes.common import PINNED
 
 MIXED = (
@@ -133,6 +133,28 @@ BY_TORCH_NPU = {
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
+    match setting.option.name:
+        case "precision_mode" | "precision_mode_v2":
+            return _precision_mode(on, setting)
+        case "modify_mixlist":
+            return _modify_mixlist(on, setting)
+        case "customize_dtypes":
+            return _customize_dtypes(on, setting)
+        case "op_precision_mode":
+            return _op_precision_mode(on, setting)
+        case "atc.builtin_impl_mode_ini" if setting.value == NO_CHOICE:
+            return inert("it lists what can be chosen, and chooses nothing")
+        case "op_select_implmode" | "optypelist_for_implmode" | "atc.builtin_impl_mode_ini":
+            return _implementation(on, setting)
+        case "enable_reduce_precision" if not setting.value:
+            return honoured(cause="torch itself raises for a dtype that an operator has no kernel for")
+        case "enable_reduce_precision":
+            return _with(on, ["holds for eager operators that make new tensors: what torch.compile makes still raises"])
+    return None
+
+
 def policy(on: On, speed: str = "") -> dict[str, Any]:
     """The assignment that all these options come to together; *speed*: in the phase in which
     experimental_accelerate_train_mode takes the place of precision_mode."""
@@ -173,7 +195,6 @@ def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     return name in requested and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
-@translates("precision_mode", "precision_mode_v2")
 def _precision_mode(on: On, setting: Setting) -> Outcome:
     if setting.value in HIF8:
         return refused("torch has no dtype HiFloat8")
@@ -205,7 +226,6 @@ def _kept(on: On) -> Outcome:
     return approximated(policy(on), REFUSES.format("matmuls and convolutions"), fix)
 
 
-@translates("modify_mixlist")
 def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     if (mode := on.get("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
@@ -219,7 +239,6 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, shared))
 
 
-@translates("customize_dtypes")
 def _customize_dtypes(on: On, setting: Setting) -> Outcome:
     types, names, reasons = _sections(setting)
     entries: dict[tuple[str, str, str], str] = {}
@@ -232,7 +251,6 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, reasons))
 
 
-@translates("op_precision_mode")
 def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     types, names, reasons = _sections(setting)
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
@@ -242,10 +260,7 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, reasons))
 
 
-@translates("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
 def _implementation(on: On, setting: Setting) -> Outcome:
-    if setting.value == NO_CHOICE:
-        return inert("it lists what can be chosen, and chooses nothing")
     types = [name.strip() for name in setting.value.split(",")] if setting.option.name == "optypelist_for_implmode" else []
     reasons = []
     if on.device == "ascend" and setting.value in ("high_performance", "high_performance_for_all"):
@@ -257,18 +272,10 @@ def _implementation(on: On, setting: Setting) -> Outcome:
     return outcome
 
 
-@translates("enable_reduce_precision")
-def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
-    if not setting.value:
-        return honoured(cause="torch itself raises for a dtype that an operator has no kernel for")
-    return _with(on, ["holds for eager operators that make new tensors: what torch.compile makes still raises"])
-
-
 def _with(on: On, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
-    if on.facts.native:
-        return refused(on.facts.native)
-    return approximated(policy(on), joined(*dict.fromkeys(reasons))) if reasons else honoured(policy(on))
+    why = joined(*dict.fromkeys(reasons))
+    return on.by_core(approximated(policy(on), why) if why else honoured(policy(on)))
 
 
 def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

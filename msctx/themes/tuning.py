@@ -7,7 +7,7 @@ from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
 from msctx.themes import common
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, by_entry, honoured, inert, reason, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, by_entry, honoured, inert, reason, refused
 from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
@@ -65,9 +65,11 @@ SEARCHED = "inductor searches by coordinate descent"
 MEASURED = f"each {{}} is measured once, for tuning_file; {SEARCHED}"
 
 
-@translates("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")
-def _tuning(on: On, setting: Setting) -> Outcome:
+def translate(on: On, setting: Setting) -> Outcome | None:
+    """The outcome of one of these options."""
     what = common.job(on)
+    if setting.option.name == "tuning_file":
+        return _tuning_file(on)
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
     if what == common.OLDER:
@@ -114,8 +116,7 @@ def _offline(on: On) -> Outcome:
     return honoured(assignments_of(on), FOR_LATER.format(PROBLEM[on.device]))
 
 
-@translates("tuning_file")
-def _tuning_file(on: On, setting: Setting) -> Outcome:
+def _tuning_file(on: On) -> Outcome:
     if not any(name == "performance" for _, name in requested(on)):
         return inert("no algorithm is set to performance: nothing else is tuned", "set one, such as matmul_algo=performance")
     if on.get("batch_invariant"):
