@@ -8,6 +8,7 @@ python bench/compared.py --docs bench/results/NAME-compare.json
 from __future__ import annotations
 
 import sys
+from datetime import date
 from typing import Any
 
 import contest
@@ -35,7 +36,8 @@ def reduced(files: summary.Results) -> summary.Summary:
     about = [result.environment for group in groups.values() for result in group]
     machine = {"cpu": sorted({f"{of['cpu']} ({of['cpu_capability']})" for of in about})}
     machine["torch"] = sorted({of["libraries"]["torch"] for of in about})
-    return {"machine": machine, "processes": min(len(group) for group in groups.values()), "rows": rows}
+    found = {"machine": machine, "date": f"{date.today()}", "rows": rows}
+    return found | {"processes": min(len(group) for group in groups.values())}
 
 
 def control(result: Result) -> float:
@@ -65,7 +67,7 @@ def tables(of: summary.Summary) -> summary.Tables:
             shown = f"{row['ratio']['median']:.2g} (stopped after its first runs in some rows)"
         lines.append(["", row["choice"], shown, f"{row['error']:.0e}" if row["error"] else "", row["rows"] or ""])
     last = (
-        f"{', '.join(of['machine']['cpu'])}, torch {', '.join(of['machine']['torch'])}; {of['processes']} or more processes for each "
+        f"{', '.join(of['machine']['cpu'])}, torch {', '.join(of['machine']['torch'])}, {of['date']}; {of['processes']} or more processes for each "
         "comparison. In brackets: the range over processes. Bold: it contains neither 1 nor the deviation of A/A, with "
         f"{figures.LEAST} processes or more."
     )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def arguments(doc: str | None, names: Iterable[str], batches: list[int] | None =
 def collected(given: argparse.Namespace, works: Iterable[str]) -> dict[str, Any]:
     """The raw result of all processes: each work that ``--only`` leaves, in turn for each number of threads. Errors are the same in
     each process, and computing in float64 is slow: only the first process does."""
-    result: dict[str, Any] = {"machine": machine(), "commit": commit(), "processes": 0, "rows": []}
+    result: dict[str, Any] = {"machine": machine(), "date": f"{date.today()}", "commit": commit(), "processes": 0, "rows": []}
     left = [work for work in works if not given.only or work in given.only.split(",")]
     jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in left]
     for number, threads, work in track(jobs, "measuring", console=Console(stderr=True)):

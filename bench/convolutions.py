@@ -66,7 +66,7 @@ GROUPS = (
     Group("gemm", "3x3, implicit GEMM, fp32-grade", WINDOW_3, GEMM),
     Group("gemm-tf32", "3x3, implicit GEMM, TF32 class", WINDOW_3, {**GEMM, **TF32}),
     Group("winograd-strict", "3x3, Winograd F(4,3), float32", WINDOW_3, {"conv_fprop_algo": winograd, **STRICT}),
-    Group("winograd", "3x3, Winograd F(4,3), of parts", WINDOW_3, {"conv_fprop_algo": winograd}),
+    Group("winograd", "3x3, Winograd F(4,3), emulated float32", WINDOW_3, {"conv_fprop_algo": winograd}),
     Group("dgrad", "3x3, data gradient, fp32-grade", WINDOW_3, {"conv_dgrad_algo": "algo_1"}, direction="dgrad"),
     Group("wgrad", "3x3, weight gradient, fp32-grade", WINDOW_3, WGRAD, direction="wgrad"),
     Group("wgrad-tf32", "3x3, weight gradient, TF32 class", WINDOW_3, {**WGRAD, **TF32}, direction="wgrad"),

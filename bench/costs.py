@@ -16,6 +16,7 @@ import time
 import timeit
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -165,7 +166,7 @@ def table(seconds: float = 1.0, processes: int = 9) -> list[str]:
         "call an empty module: outside, with two empty global hooks of PyTorch, beside an observer without and with its name, "
         "in a rule for it": micro(calls),
     }
-    where = f"Measured on {contest.machine()['cpu']}, Python {platform.python_version()}"
+    where = f"Measured on {contest.machine()['cpu']}, Python {platform.python_version()}, {date.today()}"
     return summary.table(("what", "median"), pairs.items(), f"{where}; one process, without A/A: orders of magnitude only.")
 
 

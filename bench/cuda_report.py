@@ -247,7 +247,8 @@ def for_docs(of: summary.Summary) -> summary.Tables:
     chose = ("`performance` chose", "torch, ms", "with benchmark", "`performance`", "error, torch's")
     m = of["machine"]
     where = f"{m['GPU']}, torch {m['torch']}, cuDNN {m['cuDNN']}, {m['date'][:10]}"
-    last = f"{where}; batches of 16 to 64. Geometric mean (smallest to largest)."
+    calls = "; ".join(f"{row['what']}, {row['how']}: {row['us']:.0f} µs" for row in of["overhead"])
+    last = f"{where}; batches of 16 to 64. Geometric mean (smallest to largest). The smallest convolution, a call: {calls}."
     return {"cuda-figures": [*summary.markdown(head, lines), "", *summary.table(chose, chosen, last)]}
 
 

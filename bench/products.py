@@ -151,7 +151,7 @@ def tables(of: summary.Summary) -> summary.Tables:
     if of["cost_us"]:
         cost, control = of["cost_us"]
         last += (
-            f" A small product (below {SMALL} ms) that is left to PyTorch takes {cost:.1f} µs longer (A/A: {control:.1f} µs)."
+            f" A small matmul (below {SMALL} ms) that is left to PyTorch takes {cost:.1f} µs longer (A/A: {control:.1f} µs)."
         )
     return {"products": summary.table(("what", "threads", "left to PyTorch", *figures.COLUMNS), cells, last)}
 

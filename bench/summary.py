@@ -1,6 +1,6 @@
 """From raw results to a table: ``--summary`` reduces raw files to the numbers that a table shows, and ``--docs`` makes the table.
 
-A summary in bench/results has the machine, torch's version, the commit if the raw files state it, the processes, and a row a line.
+A summary in bench/results has the machine, torch's version, the date, the commit if the raw files state it, the processes, and a row a line.
 Raw files stay with whoever measured. A figure is the median, with the lowest and the highest of the processes if they are known.
 """
 
@@ -35,13 +35,13 @@ def head(results: Results, **more: Any) -> Summary:
         sys.exit(f"a table is of one machine, these are results of several: they differ in {', '.join(sorted(several))}")
     commits = sorted({result["commit"] for result in results if result.get("commit")})
     processes = [result["processes"] for result in results if "processes" in result]
-    found: Summary = {"machine": machine}
+    found: Summary = {"machine": machine, "date": max(result["date"] for result in results)}
     return found | ({"commit": commits} if commits else {}) | ({"processes": min(processes)} if processes else {}) | more
 
 
 def described(of: Summary) -> str:
     m = of["machine"]
-    return f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}"
+    return f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}, {of['date']}"
 
 
 def threads(*numbers: int) -> str:

@@ -50,7 +50,7 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
             for r in of
         ]
         rows = [{**told, "layer": layer, "ms": each} for layer, each in ms]
-        return {"machine": MACHINE | machine, "commit": "abc", "processes": 3, "rows": rows}
+        return {"machine": MACHINE | machine, "date": "2026-11-22", "commit": "abc", "processes": 3, "rows": rows}
 
     results = [raw("gemm", [1.9, 2.0, 2.1], [1.9, 2.0, 2.1]), raw("winograd", [0.5, 2.0, 2.1], [0.8, 2.0, 2.1])]
     text = summary.written(convolutions.reduced(results, "convolutions"))
@@ -61,7 +61,7 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
     told = "**2.00 (1.90 to 2.10)** | 2.00 | 2.00 | 1.90 | 0.98 to 0.98 | 1e-06, 2e-06 | 3 |"
     assert lines[0] == f"| 3x3, implicit GEMM, fp32-grade | 1 | {told}"
     assert "| 2.00 (0.63 to 2.10) |" in lines[1], "the range over processes of the geometric mean contains 1"
-    assert last.startswith("a CPU (without AMX-FP16), 2 cores, torch 2; batch 1; 4 problems, 0 of them beyond")
+    assert last.startswith("a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; batch 1; 4 problems, 0 of them beyond")
     with pytest.raises(SystemExit, match="of one machine, these are results of several: they differ in cpu"):
         convolutions.reduced([*results, raw("gemm", [1.0, 1.0, 1.0], cpu="another CPU")], "convolutions")
 
@@ -100,7 +100,7 @@ def test_observers_are_measured_beside_the_plain_step(bench: Bench, monkeypatch:
     assert len(row["faults"]["small"]) == observers.ROUNDS
     assert {"recorder", "overflow", "both of all tensors", "torch.autograd.detect_anomaly"} < row["ratios"]["small"].keys()
     assert all(ratio > 0 for ratio in row["ratios"]["small"].values())
-    raw = {"machine": MACHINE, "processes": 1, "rows": [row]}
+    raw = {"machine": MACHINE, "date": "2026-11-22", "processes": 1, "rows": [row]}
     assert "| watchdog | " in "\n".join(observers.tables(observers.reduced([raw]))["observers-avx2"])
 
 

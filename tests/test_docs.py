@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
 import re
 import shlex
@@ -13,17 +14,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
+import yaml
 from typer.cli import get_docs_for_click
 
 import msctx
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
+from msctx.migrate.calls import NO_COUNTERPART
 from msctx.mindspore.keys import KEYS
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
@@ -261,33 +265,18 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     assert holds(DOCS / "reference/options.md", "options", "\n".join(table) + "\n", update)
 
 
-FROM_TORCH = {
-    "torch.use_deterministic_algorithms(True)": {"deterministic": "ON"},
-    "torch.manual_seed(0), random.seed(0), numpy.random.seed(0)": {"seed": 0},
-    "torch.backends.cudnn.allow_tf32 = False": {"conv_allow_tf32": False},
-    "torch.backends.cuda.matmul.allow_tf32 = False": {"matmul_allow_tf32": False},
-    "torch.set_float32_matmul_precision('high')": {"matmul_allow_tf32": True},
-    "torch.backends.cudnn.benchmark = True": {f"conv_{d}_algo": "performance" for d in ("fprop", "dgrad", "wgrad")},
-    "torch.autocast(device, dtype=torch.bfloat16)": {"precision_mode": "allow_mix_precision_bf16"},
-    "torch.set_num_threads(2)": {"runtime_num_threads": 2},
-    "torch.set_num_interop_threads(2)": {"inter_op_parallel_num": 2},
-    "torch.cuda.set_per_process_memory_fraction(…)": {"max_device_memory": "4GB"},
-    "torch.utils.checkpoint.checkpoint(…)": {"memory_optimize_level": "O1"},
-    "CUDA_LAUNCH_BLOCKING=1": {"pynative_synchronize": True},
-    "torch.autograd.detect_anomaly()": {"session": {"enable_dump_debug": True, "dump_path": "dumps"}},
-    "torch.compile(model)": {"mode": "GRAPH_MODE"},
-    "TORCHINDUCTOR_CACHE_DIR=…": {"enable_compile_cache": True},
-    "init_process_group(timeout=…)": {"hccl_timeout": 60},
-}
-
-
 def test_what_the_options_in_place_of_torchs_flags_set(update: bool) -> None:
     table = ["| PyTorch | msctx | sets, on CUDA |", "|---|---|---|"]
-    for call, options in FROM_TORCH.items():
-        row = msctx.explain(options, device="cuda").rows[0]
-        assert row.status in DONE
+    calls = yaml.safe_load((ROOT / "tests/data/from_torch.yaml").read_text(encoding="utf-8"))
+    for call, options in calls.items():
+        device = "cpu" if "flush_denormal" in options else "cuda"  # GPUs have no such flag
+        rows = msctx.explain(options, device=device).rows
+        assert all(row.status in DONE for row in rows)
+        values = {switch: value for row in rows for switch, value in row.assignments.items() if value is not None}
+        sets = {name: "…" if is_dataclass(value) or "{" in str(value) else value for name, value in values.items()}
         given = ", ".join(f"{name}={value!r}" for name, value in options.items()).replace("'", '"')
-        table.append(f"| `{call}` | `{given}` | {', '.join(f'`{name}`' for name in row.assignments)} |")
+        shown = ", ".join(f"`{name} = {value}`" for name, value in sets.items())
+        table.append(f"| `{call}` | `{given}` | {shown}{', on the CPU' * (device == 'cpu')} |")
     assert holds(DOCS / "migrate/from-torch.md", "from-torch", "\n".join(table) + "\n", update)
 
 
@@ -339,6 +328,8 @@ def test_the_keys_of_mindspore_without_a_counterpart_are_those_of_the_messages(u
         if why.startswith("MindSpore")
     ]
     table += [f"| `{word}` | MindSpore ignores it | {advice} |" for word, advice in _words()["ignored"].items()]
+    parts = {"set_auto_parallel_context": " (`parallel_mode`, `gradients_mean` …)"}
+    table += [f"| `{name}(…)`{parts.get(name, '')} | no option | {advice} |" for name, advice in NO_COUNTERPART.items()]
     assert holds(DOCS / "migrate/from-mindspore.md", "without-counterpart", "\n".join(table) + "\n", update)
     skipped = ", ".join(f"`{name}`" for name, key in KEYS.items() if key.targets and "CPU" not in key.targets)
     assert holds(DOCS / "migrate/from-mindspore.md", "skipped", skipped + "\n", update)
@@ -360,11 +351,19 @@ def test_each_public_name_has_an_example() -> None:
 
 
 def test_the_messages_of_troubleshooting_exist() -> None:
+    """msctx's in its sources, PyTorch's in the libraries of the installed torch."""
+    page = (DOCS / "how-to/troubleshooting.md").read_text(encoding="utf-8").split("## PyTorch's messages")
+    ours, torchs = (re.findall(r"^\| `(.*?)` \|", part, re.MULTILINE) for part in page)
     sources = [path for folder, kind in (("msctx", "*.py"), ("kernels", "*.cpp")) for path in (ROOT / folder).rglob(kind)]
     code = "".join(path.read_text(encoding="utf-8") for path in sources)
-    shown = re.findall(r"^\| `(.*?)` \|", (DOCS / "how-to/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(shown) > 9
-    assert [words for words in shown if words not in code] == []
+    assert len(ours) > 9
+    assert [words for words in ours if words not in code] == []
+    missing = set(torchs)
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch*.so")):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            missing = {words for words in missing if text.find(words.encode()) < 0}
+    assert len(torchs) > 3
+    assert missing == set()
 
 
 def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(update: bool) -> None:

@@ -182,7 +182,7 @@ def compare(
     overrides: Words = None,
     axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", render.complete_setting)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less time for each row, the largest first.")] = False,
     out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
     fail_below: Annotated[float | None, option("RATIO", "End with 1 if a choice fails, or is slower by more.")] = None,
     json_: Json = False,
