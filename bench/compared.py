@@ -66,10 +66,10 @@ def tables(of: summary.Summary) -> summary.Tables:
         if row["stopped"]:
             shown = f"{row['ratio']['median']:.2g} (stopped after its first runs in some rows)"
         lines.append(["", row["choice"], shown, f"{row['error']:.0e}" if row["error"] else "", row["rows"] or ""])
+    where = f"{', '.join(of['machine']['cpu'])}, torch {', '.join(of['machine']['torch'])}, {of['date']}"
     last = (
-        f"{', '.join(of['machine']['cpu'])}, torch {', '.join(of['machine']['torch'])}, {of['date']}; {of['processes']} or more processes for each "
-        "comparison. In brackets: the range over processes. Bold: it contains neither 1 nor the deviation of A/A, with "
-        f"{figures.LEAST} processes or more."
+        f"{where}; {of['processes']} or more processes for each comparison. In brackets: the range over processes. Bold: it contains "
+        f"neither 1 nor the deviation of A/A, with {figures.LEAST} processes or more."
     )
     return {
         "compare": summary.table(("comparison", "choice", "speed (PyTorch = 1)", "worst error", "rows measured"), lines, last)

@@ -1,6 +1,6 @@
 """From raw results to a table: ``--summary`` reduces raw files to the numbers that a table shows, and ``--docs`` makes the table.
 
-A summary in bench/results has the machine, torch's version, the date, the commit if the raw files state it, the processes, and a row a line.
+A summary in bench/results has the machine, torch's version, the date, the commit, the processes, and a row a line.
 Raw files stay with whoever measured. A figure is the median, with the lowest and the highest of the processes if they are known.
 """
 
@@ -41,7 +41,9 @@ def head(results: Results, **more: Any) -> Summary:
 
 def described(of: Summary) -> str:
     m = of["machine"]
-    return f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}, {of['date']}"
+    return (
+        f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}, {of['date']}"
+    )
 
 
 def threads(*numbers: int) -> str:
