@@ -114,6 +114,43 @@ def test_what_moves_communication_and_finds_none_is_told(name: str) -> None:
     assert str(warning.message).startswith(f"{name}={value} did nothing: it acts on {kind}")
 
 
+class DistributedDataParallel(nn.Linear):
+    """A kind of models is known by its name."""
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, DistributedDataParallel])
+def test_a_model_that_is_gone_counts_by_its_kind(kind: type[nn.Linear], recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(hcom_parallel=False) as ctx:
+        ctx.watch(kind(2, 2))
+        gc.collect()
+    assert [str(w.message).partition(" ")[0] for w in recwarn] == ["hcom_parallel=False"] * (kind is nn.Linear)
+
+
+def test_without_blocks_to_recompute_strict_raises() -> None:
+    with (
+        pytest.warns(MsctxWarning, match="Sequential has no blocks"),
+        pytest.raises(msctx.StrictError, match="memory_optimize_level=O1 did nothing: no watched model has blocks"),
+        msctx.context(strict=True, memory_optimize_level="O1") as ctx,
+    ):
+        ctx.watch(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+@pytest.mark.parametrize("options", [{"jit_syntax_level": "STRICT"}, {"compile_dynamic_mode": True}, {"frozen_variable": True}])
+def test_options_of_graph_mode_that_meet_no_call_are_told(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    double = msctx.jit(lambda x: x * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MsctxWarning)
+        with torch.no_grad(), msctx.context(**options):
+            double(torch.ones(2))
+        with msctx.context(mode="GRAPH_MODE", **options):
+            pass
+    value = msctx.explain(**options).rows[0].value
+    with pytest.warns(MsctxWarning, match=f"{name}={value} did nothing: it acts on functions of msctx.jit, and on modules"):
+        with msctx.context(**options):
+            nn.Linear(2, 2)(torch.ones(2))
+
+
 @pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.filterwarnings("error::msctx.MsctxWarning")
 def test_what_asks_for_nothing_is_not_told() -> None:

@@ -18,10 +18,10 @@ from msctx.context import layers_of, ledger
 from msctx.context.context_manager import Context, refuse_lazy
 from msctx.context.open_contexts import Scope, innermost, stack
 from msctx.context.process_wide import BASE, explain, within
-from msctx.context.unused_options import Ran
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native import watched_models
+from msctx.native.counters import MET
 from msctx.native.watched_models import Watched
 from msctx.options import Layer, Settings, make_layer
 from msctx.options.layers import with_preset
@@ -169,7 +169,7 @@ class Session(Context):
             )
 
     def _run(self, scope: Scope, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        Ran.count += 1
+        MET["run"] += 1
         iterations = of_session("session.iterations_per_loop") or 1
         with Turn() as turn:
             turn.enter_context(self._places.taken(of_session("session.graph_max_parallel_model_num")))

@@ -2,70 +2,78 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from msctx.native import watched_models
+from msctx.native.counters import MET
 from msctx.options import Setting, option_of
 from msctx.plan import Plan, Row
-from msctx.themes.common import SPEED_UP
-
-if TYPE_CHECKING:
-    from torch import nn
+from msctx.themes.common import ALONE, SPEED_UP
 
 ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
 """The switches that act on any watched model: in graph mode memory_optimize_level is the compiler's."""
 AS_THEY_ARE = (None, False, "contiguous", "training")
 """Values of these that request nothing of a model."""
-GRADIENTS, GATHERED = "models.gradients_", "models.gathered_ahead_"
+DDP = "DistributedDataParallel models that ctx.watch names"
 KINDS = {
-    GRADIENTS: "DistributedDataParallel models that ctx.watch names",
-    GATHERED: "FSDP2 modules of models that ctx.watch names",
+    "models.gradients_": (DDP, watched_models.PARALLEL),  # ddp_and_fsdp.py warns of FSDP2's itself
+    "models.gathered_ahead_": ("FSDP2 modules of models that ctx.watch names", {"FSDPModule"}),
+    "observers.replicas": (DDP, {"DistributedDataParallel"}),
 }
-"""How the names of switches begin → which watched models they act on."""
+"""How the names of switches begin → which watched models they act on, in words and as kinds."""
 IN_CODE = "torch.dynamo.apart"
 """The switch that such an option has, too, where it acts on code that torch.compile makes."""
-ON_SOMETHING = ("models.", "session.", "native.precision.", IN_CODE)
+ON_SOMETHING = (
+    *("models.", "session.", "native.precision.", IN_CODE),
+    *("graph.compilation", "observers.replicas", "observers.dump"),
+)
 """How the names of the switches begin that act on watched models, on code, or on what a session runs."""
 
-
-class Ran:
-    count = 0  # how often a session has run a function in this process
-
-
-Moment = tuple[int, int]
+Moment = Counter[str]
 
 
 def now() -> Moment:
-    """How often models had begun or ceased to be acted on, and how often a session had run a function."""
-    return watched_models.times, Ran.count
+    """How often what options act on had been met, and models had begun or ceased to be acted on."""
+    return MET + Counter(times=watched_models.times)
 
 
 def unmet(plan: Plan, settings: Collection[Setting], since: Moment) -> list[str]:
     """Warnings for *settings* that have found nothing *since* then: no watched model or module, no code, and no run of a session."""
     own = {setting.spelling for setting in settings}
-    found = (text for row in plan.rows if row.spelling in own for text in _idle(row, since))
+    found = (text for row in plan.rows if row.spelling in own for text in _idle(row, since, plan.strict))
     return [*dict.fromkeys((*_unnamed(settings, since), *found))]
 
 
-def _idle(row: Row, since: Moment) -> Iterator[str]:
+def _idle(row: Row, since: Moment, strict: bool) -> Iterator[str]:
     name, switches = f"{row.spelling}={row.value} did nothing", row.assignments
-    in_run = any(switch.startswith("session.") for switch in switches) and row.value != option_of(row.option).default
-    times, ran = since
-    if in_run and Ran.count == ran:
+    is_requested = row.value != option_of(row.option).default
+    in_run = any(switch.startswith("session.") for switch in switches) and is_requested
+    if in_run and MET["run"] == since["run"]:
         yield f"{name}: it acts on functions that a session runs, msctx.session(...).run"
+    if ALONE in row.reason and is_requested and MET["call"] == since["call"]:
+        yield f"{name}: it acts on functions of msctx.jit, and on modules with mode=GRAPH_MODE; none was called"
     on_models = any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS)
-    if on_models and watched_models.times == times and not watched_models.OPEN:
+    if on_models and watched_models.times == since["times"] and not watched_models.OPEN:
         yield f"{name} to any model: call msctx.current().watch(model) while it is in force"
-    if places := _places(row, times):
+    if places := _places(row, since):
         yield f"{name}: it acts on {' and on '.join(places)}; there was none"
+    if dump := switches.get("observers.dump"):
+        from msctx.observers.dump import unmet
+
+        yield from unmet(dump)
+    if strict and switches.get("models.recompute") and MET["block"] == since["block"]:  # else watch() warns alone
+        from msctx.memory.recompute import blocks
+
+        if not any(map(blocks, watched_models.models())):
+            yield f"{name}: no watched model has blocks to recompute"
 
 
-def _places(row: Row, since: int) -> list[str]:
+def _places(row: Row, since: Moment) -> list[str]:
     """The kinds of models and code that a row's option acts on, where there was none."""
-    kinds = [start for start in KINDS if any(value and name.startswith(start) for name, value in row.assignments.items())]
-    places = [KINDS[start] for start in kinds]
+    found = [KINDS[start] for start in KINDS if any(on and name.startswith(start) for name, on in row.assignments.items())]
+    places, kinds = [words for words, _ in found], {kind for _, kinds in found for kind in kinds}
     if row.value and IN_CODE in row.assignments and row.option.startswith(SPEED_UP):
         from msctx.switches import torch_compiler
 
@@ -73,17 +81,8 @@ def _places(row: Row, since: int) -> list[str]:
         word = f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"
         if any(word in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
             return []
-    models = watched_models.models()
-    is_any_gone = watched_models.last_end > since or len(models) < len(watched_models.OPEN)
-    return [] if kinds and (is_any_gone or any(_fits(model, start) for model in models for start in kinds)) else places
-
-
-def _fits(model: nn.Module, kind: str) -> bool:
-    """FSDP2's, too, for gradients: communication.py warns of them itself."""
-    from msctx.memory import ddp_and_fsdp
-
-    is_parallel = kind == GRADIENTS and next(ddp_and_fsdp.data_parallel(model), None) is not None
-    return is_parallel or next(ddp_and_fsdp.modules(model), None) is not None
+    is_met = any(MET[kind] > since[kind] or any(kind in model.kinds for model in [*watched_models.OPEN]) for kind in kinds)
+    return [] if is_met else places
 
 
 def _unnamed(settings: Collection[Setting], since: Moment) -> list[str]:
@@ -92,7 +91,7 @@ def _unnamed(settings: Collection[Setting], since: Moment) -> list[str]:
     return [
         f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
         for setting in settings
-        if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched_models.last_end <= since[0]
+        if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched_models.last_end <= since["times"]
         for name in (setting.content or {}).get("ByNodeName", ())
         if not any(fnmatchcase(path, name) for path in paths)
     ]

@@ -21,6 +21,7 @@ from msctx.dynamo import passed_over
 from msctx.errors import GraphError, text_of
 from msctx.graph import backend, report
 from msctx.native import module_calls
+from msctx.native.counters import MET
 from msctx.notices import warn
 from msctx.options.switch_dataclasses import Compilation
 
@@ -125,6 +126,7 @@ _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = we
 
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module or a function. Where options have shapes, the inputs must have them."""
+    MET["call"] += 1
     first, function = ((what,), what.forward) if isinstance(what, nn.Module) else ((), what)
     transform = torch._C._functorch.peek_interpreter_stack()  # in which Dynamo gives up for good the code that it meets
     if transform is not None and not (wanted.whole or wanted.only):  # there its refusal is an error, or a warning

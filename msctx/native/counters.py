@@ -7,6 +7,7 @@ none of a kind before there was something to count.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ class Held:
 
 T = TypeVar("T")
 
+MET: Counter[str] = Counter()
+"""How often options have met what they act on: ``run`` of sessions, ``call`` of compiled code, ``block`` and kinds of models."""
 SOURCES: dict[Any, Collection[Any]] = {}
 """Kind of counter → what holds something while there may be something to count."""
 _open: dict[Any, int] = {}

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import core
+from msctx.native import core, counters
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 lock = threading.RLock()
+PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
 
 class Model:
@@ -29,12 +30,14 @@ class Model:
         module: returns it, while it is alive.
         number: its number in the library.
         paths: of all modules that it has had: it may be gone when they are needed.
+        kinds: what of :data:`PARALLEL` is or was among its modules.
         found: its modules when it was last looked at: the path of each, it itself, and where its weight was.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.number = weakref.ref(module), next(_numbers)
         self.paths: frozenset[str] = frozenset()
+        self.kinds: frozenset[str] = frozenset()
         self.found: list[tuple[str, weakref.ref[nn.Module], list[Any] | None]] = []
 
 
@@ -135,6 +138,7 @@ def _begin(models: Iterable[Model]) -> None:
     OPEN.update(models)
     for model in begun:
         times += 1
+        counters.MET.update(model.kinds)
         _turn(model, True)
     for module in [module for model in begun if (module := model.module()) is not None]:
         for follower in FOLLOWERS:
@@ -234,6 +238,7 @@ def _look_at(model: Model) -> bool:
         library.c.msctx_watch(model.number, core.json_of([[*spot, path] for path, _, spot in found if spot is not None]))
     model.found = found
     model.paths |= {path for path, _, _ in found}
+    model.kinds |= {kind.__name__ for _, one in modules for kind in type(one).__mro__ if kind.__name__ in PARALLEL}
     return True
 
 

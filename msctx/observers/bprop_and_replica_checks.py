@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
-from msctx.native import process_group, watched_models
+from msctx.native import watched_models
 from msctx.native.counters import Held
 from msctx.native.process_group import in_words
 from msctx.observers import steps
@@ -216,11 +216,6 @@ def _wide(value: Any) -> Any:
 # --- replica_check: whether the replicas of data-parallel models have the same bits on all ranks --------------------------
 # Every n steps the ranks gather two digests of each parameter: a collective, so all ranks have the same option.
 
-NO_MODEL = (
-    "replica_check: no model to compare. Inside the block, give ctx.watch() what DistributedDataParallel(model) returned, not the "
-    "model inside it"
-)
-
 
 class Replicas:
     """*settings*: after how many steps there is one."""
@@ -237,15 +232,12 @@ class Replicas:
         self._counting.__exit__(None, None, None)
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.settings or process_group.rank() is None:
+        if (step + 1) % self.settings:
             return
-
         modules = {module: path for model in watched_models.models() for path, module in model.named_modules()}
-        models = {module: path for module, path in modules.items() if isinstance(module, DistributedDataParallel)}
-        if not models:
-            notices.warn(NO_MODEL)
-        for model, path in models.items():
-            _compare(step, path, model, self._told)
+        for module, path in modules.items():
+            if isinstance(module, DistributedDataParallel):
+                _compare(step, path, module, self._told)
 
 
 def _compare(step: int, path: str, model: Any, told: set[str]) -> None:

@@ -268,7 +268,7 @@ class DumpReader(Reader):
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self.output, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._met: set[str] = set()
-        """Of the layers, those that something was called, or of which there was a warning."""
+        """Of the layers, those that something was called."""
         self._missed: set[str] = set()
         self._scratch = files.Scratch(self.output)
         self._needs_files = settings.data != "stats" or settings.has_digests
@@ -358,21 +358,16 @@ class DumpReader(Reader):
     def pause(self) -> None:
         self.guarded(self._layout.flush)
         self._scratch.remove()
-        if self.settings.marked and SET_DUMP not in self._met:
-            notices.warn(f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran")
-        if self._is_of_rank:
-            self._tell_unmet()
 
-    def _tell_unmet(self) -> None:
-        """Once for each layer that nothing that ran was called so far."""
-        left = [layer for layer in self.settings.layers if self._missed and layer not in self._met]
-        self._met.update(left)
-        name = "kernels of dump_config" if self.option == "dump_config" else "dump_layer"
-        near = {layer: did_you_mean(layer, sorted(self._missed)) for layer in left}
-        if left:
-            notices.warn(
-                "\n".join(f"{name}: no operator or module that ran is called {layer!r}{near[layer]}" for layer in left)
-            )
+    def unmet(self) -> Iterator[str]:
+        """What is to be dumped, and did not run."""
+        name = "dump_config" if self.option == "dump_config" else "dump_layer"
+        if self.settings.marked and SET_DUMP not in self._met:
+            yield f"{name}: no module that {SET_DUMP} marks ran in a model passed to ctx.watch(model)"
+        for layer in self.settings.layers if self._missed and self._is_of_rank else ():
+            if layer not in self._met:
+                near = did_you_mean(layer, sorted(self._missed))
+                yield f"{name}: no operator or module that ran is called {layer!r}{near}"
 
 
 KEPT = 64
@@ -389,6 +384,11 @@ def _reader(settings: Dump) -> DumpReader:
 
 
 SLOT = Slot(_reader)
+
+
+def unmet(settings: Dump) -> Iterator[str]:
+    """What a dump has not met so far."""
+    yield from _going_on[settings].unmet() if settings in _going_on else ()
 
 
 def _fail(text: str) -> None:

@@ -155,7 +155,7 @@ def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path)
 
 
 def test_where_nothing_is_marked_a_warning_tells_so_and_what_cannot_be_marked_is_an_error(tmp_path: Path) -> None:
-    told = r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
+    told = r"dump_config: no module that msctx.set_dump\(module\) marks ran in a model passed to ctx.watch"
     with pytest.warns(MsctxWarning, match=told):
         assert marked(tmp_path, Two()) == set()
     for target, enabled in ((torch.relu, True), ("first", True), (nn.ReLU(), 1)):
