@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
-from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
+from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Script, Unknown
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
 from msctx.setter_functions import DEFAULTS, JIT_LEVELS
@@ -170,23 +170,23 @@ class Reader:
                 continue
             try:
                 self._options("", keyword.value, found)
-            except Unknown as unknown:
+            except UNKNOWN as unknown:
                 self._leave_out(f"**{self.script.written(keyword.value)}", keyword.value, found, unknown)
 
     def _options(self, prefix: str, node: ast.expr, found: Call) -> None:
         """The items of a dictionary, each on its own: what is known of it is migrated."""
-        for key, value in self.names.known_pairs(node):
+        for key, value in self.names.pairs(self.names.follow(node)):
             self._option(f"{prefix}{key}", value, found)
 
     def _option(self, spelling: str, node: ast.expr, found: Call) -> None:
         """One option, or a group of them."""
         if is_dictionary(spelling) or spelling == "jit_config":
-            with suppress(Unknown):  # not a dictionary, or not known: reported as a whole
+            with suppress(*UNKNOWN):  # not a dictionary, or not known: reported as a whole
                 self._options(f"{spelling}.", node, found)
                 return
         try:
             value = self._as_written(spelling, node)
-        except Unknown as unknown:
+        except UNKNOWN as unknown:
             self._leave_out(spelling, node, found, unknown)
             return
         entry = Entry(spelling, value, self.script.written(node), self.script.mark(node))
@@ -201,8 +201,8 @@ class Reader:
         aliases = dict(getattr(option.kind, "aliases", ())) if option else {}
         return word if word and aliases.get(word) == CONSTANTS[word] else value
 
-    def _leave_out(self, spelling: str, node: ast.AST, found: Call, why: Unknown | str) -> None:
-        reason = why if isinstance(why, str) else AT_RUN_TIME + f": {why}" * bool(str(why))
+    def _leave_out(self, spelling: str, node: ast.AST, found: Call, why: Exception | str) -> None:
+        reason = why if isinstance(why, str) else AT_RUN_TIME + f": {why}" * (isinstance(why, Unknown) and bool(str(why)))
         found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(node), reason))
 
     def _parameters(self, call: ast.Call, function: str, found: Call) -> None:

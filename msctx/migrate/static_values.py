@@ -100,17 +100,12 @@ class Script:
         """The functions, conditions and loops on which it depends whether an expression is ever evaluated, with their lines."""
         found = []
         for outer, field, _ in self.around(node):
-            if isinstance(outer, _BLOCKS) and field in ("body", "orelse") and not (field == "body" and _is_main(outer)):
+            is_main = getattr(getattr(getattr(outer, "test", None), "left", None), "id", "") == "__name__"  # true of a script
+            if isinstance(outer, _BLOCKS) and (field == "orelse" or (field == "body" and not is_main)):
                 line = (outer.pattern if isinstance(outer, ast.match_case) else outer).lineno
                 words = one_line(self.lines[line - 1].partition("#")[0].strip(), 60).removesuffix(":")
                 found.append((f"else of {words}" if field == "orelse" else words, self.place(line)[1]))
         return found[::-1]
-
-
-def _is_main(outer: ast.AST) -> bool:
-    """``if __name__ == "__main__"``: so it is when a script runs, and it needs no note."""
-    test = getattr(outer, "test", None)
-    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
 def load(path: str) -> Script:
@@ -156,7 +151,7 @@ CONSTANTS = {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1, "STRICT": 0, "COMPATIBLE": 1, 
 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 """What has names of its own; those of a class or a comprehension count as names of what is around it."""
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
 _MEANINGS = 20
 """The most meanings of one name that are followed."""
 _MOST = 10_000
@@ -165,6 +160,10 @@ _MOST = 10_000
 
 class Unknown(Exception):
     """The script does not show what a value is; the text explains, or is empty."""
+
+
+UNKNOWN = (Unknown, RecursionError, TypeError)
+"""Also a name that stands for itself, very deep brackets, and a list as a key."""
 
 
 class _Binding(NamedTuple):
@@ -253,10 +252,8 @@ class Names:
 
     def paths(self, node: ast.AST | None) -> list[str]:
         """The dotted paths of what is imported that an expression may stand for: ``mindspore.context.set_context``."""
-        attributes: list[str] = []
-        while isinstance(node, ast.Attribute):
-            attributes.insert(0, node.attr)
-            node = node.value
+        if isinstance(node, ast.Attribute):
+            return [f"{path}.{node.attr}" for path in self.paths(node.value)]
         if not isinstance(node, ast.Name):
             return []
         if node not in self._paths:
@@ -264,7 +261,7 @@ class Names:
             with suppress(RecursionError):
                 several = [[b.path] if b.path else self.paths(b.value) for b in self._bindings(node)]
                 self._paths[node] = [*dict.fromkeys(chain(*several))][:_MEANINGS]
-        return [".".join((base, *attributes)) for base in self._paths[node]]
+        return self._paths[node]
 
     def mindspore(self, node: ast.AST) -> str:
         """The path below ``mindspore`` of what an expression stands for, or ``""``."""
@@ -275,65 +272,42 @@ class Names:
         return ""
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression made of literals, constants of MindSpore, and names assigned once to such.
-
-        Raises:
-            Unknown: the script alone does not show what it is.
-        """
-        try:
-            return self._value(node)
-        except (RecursionError, TypeError):  # a name that stands for itself, or very deep brackets; a list as a key
-            raise Unknown from None
-
-    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.expr]]:
-        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
-        try:
-            return self.pairs(self.follow(node))
-        except (RecursionError, TypeError):
-            raise Unknown from None
-
-    def word(self, node: ast.expr) -> str:
-        """The constant of MindSpore that an expression, whose value is known, stands for by name; else ``""``."""
-        word = self._constant(self.follow(node))
-        return word if word in CONSTANTS else ""
-
-    def _value(self, node: ast.expr) -> Any:
+        """The value of an expression made of literals, constants of MindSpore, and names assigned once to such; else one of
+        :data:`UNKNOWN`."""
         match node:
-            case ast.Constant(value=value):
-                return value
+            case ast.Constant() | ast.UnaryOp():
+                with suppress(ValueError):
+                    return ast.literal_eval(node)
             case ast.Tuple(elts=parts):
-                return tuple(self._value(part) for part in parts)
+                return tuple(map(self.value, parts))
             case ast.List(elts=parts):
-                return [self._value(part) for part in parts]
+                return [*map(self.value, parts)]
             case ast.Dict() | ast.Call():
-                return {key: self._value(value) for key, value in self.pairs(node)}
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-                number = self._value(operand)
-                if isinstance(number, int | float):
-                    return -number if isinstance(sign, ast.USub) else +number
-            case ast.BinOp(left=left, op=operator, right=right):
-                a, b = self._value(left), self._value(right)
-                if isinstance(operator, ast.Add) and isinstance(a, str) and isinstance(b, str):
-                    return a + b
-                if type(a) is type(b) is int and max(abs(a), abs(b)) < 2**64 and type(operator) in _OPERATORS:
+                return {key: self.value(value) for key, value in self.pairs(node)}
+            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+                a, b = self.value(left), self.value(right)
+                if type(a) is type(b) and isinstance(a, int | str):
                     return _OPERATORS[type(operator)](a, b)
             case ast.JoinedStr(values=parts):
-                return "".join(self._value(part) for part in parts)
+                return "".join(str(self.value(part)) for part in parts)
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
-                value = self._value(inner)
-                if isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**64):
-                    return str(value)
+                return self.value(inner)
             case ast.Name() | ast.Attribute() if (word := self._constant(node)) in CONSTANTS:
                 return CONSTANTS[word]
             case ast.Name() | ast.Subscript():
                 meant = self.follow(node)
                 try:
-                    return self._value(meant)
+                    return self.value(meant)
                 except Unknown as unknown:
                     if str(unknown):
                         raise
                     raise Unknown(f"{self.script.written(node)} = {one_line(self.script.written(meant), 80)}") from None
         raise Unknown
+
+    def word(self, node: ast.expr) -> str:
+        """The constant of MindSpore that an expression, whose value is known, stands for by name; else ``""``."""
+        word = self._constant(self.follow(node))
+        return word if word in CONSTANTS else ""
 
     def _constant(self, node: ast.expr) -> str:
         """The last part of the path of what an expression can only stand for, in MindSpore."""
@@ -347,7 +321,7 @@ class Names:
             case ast.Name(id=name) if self._constant(node) not in CONSTANTS:
                 return self.follow(self._assigned(name, node))
             case ast.Subscript(value=base, slice=key):
-                whole, wanted = self.follow(base), self._value(key)
+                whole, wanted = self.follow(base), self.value(key)
                 try:
                     if isinstance(whole, ast.List | ast.Tuple):
                         return self.follow(whole.elts[wanted])
@@ -373,33 +347,26 @@ class Names:
 
     def _may_change(self, use: ast.Name, is_flat: bool) -> bool:
         """Whether a list or dictionary, or one that it holds, may be another after a use of its name; when in doubt: yes."""
-        for outer, _, part in self.script.around(use):
-            match outer:
-                case ast.Subscript(value=base) if base is part:
-                    if is_flat or not isinstance(outer.ctx, ast.Load):
-                        return not isinstance(outer.ctx, ast.Load)
-                case ast.keyword(arg=None) | ast.Attribute(attr="copy" | "get" | "items" | "keys" | "values") if is_flat:
-                    return part is not use
-                case ast.Dict(keys=keys, values=values) if is_flat and keys[[*map(id, values)].index(id(part))] is None:
+        parent, field = self.script.parents[use]
+        match parent:
+            case (
+                ast.Subscript(ctx=ast.Load()) | ast.keyword(arg=None) | ast.Attribute(attr="get" | "items" | "keys" | "values")
+            ):
+                if is_flat:
                     return False
-                case ast.Compare() | ast.FormattedValue() | ast.If():
-                    return False
-                case ast.Call(func=function):
-                    if isinstance(function, ast.Name) and function.id in ("bool", "len", "print", "repr", "str"):
-                        return bool(self._bindings(function))
-                    return not self.mindspore(function)
-                case ast.Dict() | ast.List() | ast.Tuple() | ast.keyword() | ast.BinOp():
-                    pass
-                case _:
-                    return True
-        return True
+            case ast.Dict(keys=keys, values=values) if is_flat and field == "values" and keys[values.index(use)] is None:
+                return False
+        calls = (outer.func for outer, *_ in self.script.around(use) if isinstance(outer, ast.Call))
+        function = next(calls, None)
+        is_reader = isinstance(function, ast.Name) and function.id in ("len", "print")
+        return function is None or not (is_reader or self.mindspore(function))
 
     def pairs(self, node: ast.expr) -> list[tuple[Any, ast.expr]]:
         """The items of a dictionary, written with braces or as ``dict(…)``: keys with expressions."""
         found: list[tuple[Any, ast.expr]] = []
         match node:
             case ast.Dict(keys=keys, values=values):
-                items = [(key and self._value(key), value, key is None) for key, value in zip(keys, values, strict=True)]
+                items = [(key and self.value(key), value, key is None) for key, value in zip(keys, values, strict=True)]
             case ast.Call(func=ast.Name(id="dict") as function, args=parts) if not self._bindings(function):
                 items = [*((None, part, True) for part in parts), *((k.arg, k.value, not k.arg) for k in node.keywords)]
             case _:
