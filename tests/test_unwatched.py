@@ -137,7 +137,7 @@ def test_without_blocks_to_recompute_strict_raises() -> None:
 
 @pytest.mark.parametrize("options", [{"jit_syntax_level": "STRICT"}, {"compile_dynamic_mode": True}, {"frozen_variable": True}])
 def test_options_of_graph_mode_that_meet_no_call_are_told(options: dict[str, Any]) -> None:
-    ((name, value),) = options.items()
+    (name,) = options
     double = msctx.jit(lambda x: x * 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", MsctxWarning)
@@ -145,10 +145,9 @@ def test_options_of_graph_mode_that_meet_no_call_are_told(options: dict[str, Any
             double(torch.ones(2))
         with msctx.context(mode="GRAPH_MODE", **options):
             pass
-    value = msctx.explain(**options).rows[0].value
-    with pytest.warns(MsctxWarning, match=f"{name}={value} did nothing: it acts on functions of msctx.jit, and on modules"):
-        with msctx.context(**options):
-            nn.Linear(2, 2)(torch.ones(2))
+    told = f"{name}={msctx.explain(**options).rows[0].value} did nothing: it acts on functions of msctx.jit, and on modules"
+    with pytest.warns(MsctxWarning, match=told), msctx.context(**options):
+        nn.Linear(2, 2)(torch.ones(2))
 
 
 @pytest.mark.usefixtures("nothing_is_compiled")
