@@ -158,7 +158,7 @@ def test_layers(layers: str, expected: set[str], tmp_path: Path) -> None:
 def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
     with pytest.warns(MsctxWarning, match="dump_layer: no operator or module that ran is called 'rellu'; did you mean relu\\?"):
         dumped(tmp_path, model(), dump_layer="rellu")
-    with pytest.raises(msctx.StrictError, match="dump_layer: no .* called 'rellu'"), msctx.context(strict=True):
+    with pytest.raises(msctx.StrictError, match=r"dump_layer: no .* called 'rellu'"), msctx.context(strict=True):
         dumped(tmp_path, model(), dump_layer="rellu")
 
 
