@@ -20,7 +20,9 @@ import typer
 
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
-from msctx.cli import doctor, explain, run
+from msctx.cli import machine_commands as machine
+from msctx.cli import option_commands as options
+from msctx.cli import run_commands as runs
 from msctx.cli.render import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
@@ -33,26 +35,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
-    run.run: ("Run an experiment under its options and record it.", "msctx run digits deterministic=ON args.epochs=5"),
-    run.execute: ("Run any command under options.", "msctx exec deterministic=ON -- torchrun --nproc-per-node 2 train.py"),
-    explain.explain: ("What options would do here, and why.", "msctx explain conv_allow_tf32=false --device cuda"),
-    explain.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
-    explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
-    run.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
-    run.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
-    run.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
-    doctor.build: ("Build the native core now.", "msctx build"),
-    explain.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
-    explain.state: ("Show every switch of a fresh process.", None),
-    explain.diff: ("Compare the states of two runs.", None),
-    doctor.doctor: ("Check what this machine can do.", None),
-    explain.schema: ("Print the JSON Schema of experiments.", None),
+    runs.run: ("Run an experiment under its options and record it.", "msctx run digits deterministic=ON args.epochs=5"),
+    runs.execute: ("Run any command under options.", "msctx exec deterministic=ON -- torchrun --nproc-per-node 2 train.py"),
+    options.explain: ("What options would do here, and why.", "msctx explain conv_allow_tf32=false --device cuda"),
+    options.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
+    options.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
+    runs.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
+    runs.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
+    runs.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
+    machine.build: ("Build the native core now.", "msctx build"),
+    options.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
+    options.state: ("Show every switch of a fresh process.", None),
+    options.diff: ("Compare the states of two runs.", None),
+    machine.doctor: ("Check what this machine can do.", None),
+    options.schema: ("Print the JSON Schema of experiments.", None),
 }
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
-    name, settings = ("exec", run.SETTINGS) if command is run.execute else (None, None)
+    name, settings = ("exec", runs.SETTINGS) if command is runs.execute else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
-app.add_typer(doctor.tune, name="tune", short_help="Show or clear what was measured.")
+app.add_typer(machine.tune, name="tune", short_help="Show or clear what was measured.")
 
 
 def _version(wanted: bool) -> None:

@@ -247,17 +247,16 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
             None: f"of {group['place']}, which cannot be asked here" * bool(found["stamps_here"]),
         }
         parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
+        rows = []
+        for entry in group["entries"]:
+            measured, votes = entry["measured"], entry["votes"]
+            figures = (f"{measured.get('torch', 1):.2f}x", f"{entry['again']:.2f}x") if measured else ("", "")
+            agree = max(map(votes.count, votes), default="")
+            words = [entry[name] for name in ("direction", "problem", "threads", "permissions")]
+            rows.append([*words, entry["ran"] or "not measured yet", entry["math"], *figures, agree, entry["when"]])
         columns = ("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "agree", "measured")
-        parts.append(_table(columns, map(_tuned, group["entries"])))
+        parts.append(_table(columns, rows))
     return Group(*parts)
-
-
-def _tuned(entry: Mapping[str, Any]) -> list[Any]:
-    """The cells of an entry of a tuning file."""
-    measured, votes = entry["measured"], entry["votes"]
-    figures = (f"{measured.get('torch', 1):.2f}x", f"{entry['again']:.2f}x") if measured else ("", "")
-    words = [entry["direction"], entry["problem"], entry["threads"], entry["permissions"], entry["ran"] or "not measured yet"]
-    return [*words, entry["math"], *figures, max(map(votes.count, votes), default=""), entry["when"]]
 
 
 def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
@@ -314,10 +313,6 @@ def emit(data: Any, as_json: bool, view: Callable[[], Any]) -> None:
         print_text(shown)
     else:
         show(console(), shown)
-
-
-def emit_plan(plan: Plan, as_json: bool) -> None:
-    emit(plan.as_dict(), as_json, lambda: plan_page(plan))
 
 
 def print_text(text: str) -> None:

@@ -47,10 +47,14 @@ def _replaced() -> Iterator[None]:
     found = vars(Function)["apply"]
 
     def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        """What is torch's own (of compiled code, of checkpoints, …) is torch's to test."""
         call = found.__get__(None, function)
-        if is_dynamo_compiling() or not (NODES.is_on() and is_users(function)):
+        is_users = function.__module__.partition(".")[0] != "torch" or function.__module__ in (_OPERATORS, _TRANSFORMS)
+        if is_dynamo_compiling() or not (NODES.is_on() and is_users):
             return call(*args, **kwargs)
-        _compare_values(function, call, args, kwargs)
+        is_plain = not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+        if VALUES.is_on() and is_plain and torch.is_grad_enabled() and any(map(_is_differentiated, args)):
+            _differentiate(Source(function), call, args, kwargs)  # before the call: it may change its inputs
         made = call(*args, **kwargs)
         for value in made if isinstance(made, tuple) else (made,):
             node: Any = getattr(value, "grad_fn", None)
@@ -118,11 +122,6 @@ _OPERATORS, _TRANSFORMS = "torch._library.autograd", "torch._functorch.autograd_
 """The modules in which torch makes Functions of what users wrote: of operators, and under ``torch.func``."""
 
 
-def is_users(function: type) -> bool:
-    """Whether a Function is a user's; torch's own (of compiled code, of checkpoints, …) are torch's to test."""
-    return function.__module__.partition(".")[0] != "torch" or function.__module__ in (_OPERATORS, _TRANSFORMS)
-
-
 class Source:
     """Where a Function was written, for messages."""
 
@@ -157,12 +156,8 @@ def _parameters(function: Any) -> list[str]:
 # --- check_bprop_values: the backward of a Function against differences of its forward --------------------------------
 
 
-def _compare_values(function: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before the call: it may change its inputs."""
-    is_differentiated = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
-    is_plain = not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    if VALUES.is_on() and is_differentiated and is_plain:
-        _differentiate(Source(function), call, args, kwargs)
+def _is_differentiated(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -175,7 +170,7 @@ def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ..
         return found.div_(length).to(like.device)
 
     wide = [_wide(value) for value in args]
-    moves = {i: direction(wide[i]) for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad}
+    moves = {i: direction(wide[i]) for i, x in enumerate(args) if _is_differentiated(x)}
     weights: list[torch.Tensor] = []
 
     def along(*steps: torch.Tensor) -> torch.Tensor:
@@ -184,9 +179,7 @@ def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ..
             given[i] = wide[i] + step * move
         torch.manual_seed(0)
         made = call(*given, **kwargs)
-        results = [
-            y for y in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(y, torch.Tensor) and y.requires_grad
-        ]
+        results = [*filter(_is_differentiated, made if isinstance(made, (tuple, list)) else [made])]
         weights.extend(map(direction, results[len(weights) :]))
         return torch.stack([(w.conj() * y).real.sum().cpu() for w, y in zip(weights, results, strict=True)]).sum()
 

@@ -154,19 +154,19 @@ def _classes(moment: int) -> dict[str, set[str]]:
     return found[False] | found[True]
 
 
-def _class_at(path: str) -> str:
-    """ "": no watched model has a module there, models have modules of several classes, or a container that is never called."""
-    classes = [*_classes(watched_models.times).get(path, ())]
-    return classes[0] if len(classes) == 1 else ""
-
-
 def class_of(module: nn.Module) -> str:
     return type(module).__name__ if type(module).forward is not nn.Module.forward else ""
 
 
 def parts(path: str) -> list[str]:
-    """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default."""
-    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if CLASSES.is_on() else lambda _: "")]
+    """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default. No class: models have several there, or a container
+    that is never called."""
+    classes = _classes(watched_models.times) if CLASSES.is_on() else {}
+
+    def class_at(at: str) -> str:
+        return next(iter(found)) if len(found := classes.get(at, ())) == 1 else ""
+
+    return ["Default", *_named("" if path.endswith(_ROOT) else path, class_at)]
 
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:

@@ -130,16 +130,13 @@ class MemoryOfRun:
         phase: dict[str, Any] = {}
         if self.is_on:
             found = memory.statistics()
-            phase |= {name: found[name] for name in ("peak_bytes", "current_bytes")}
+            phase = {name: found[name] for name in ("peak_bytes", "current_bytes")}
             phase["allocations"] = found["allocations"] - self._allocations
         if device := accelerator():
             from torch.accelerator import max_memory_allocated, memory_allocated
 
-            phase["accelerator"] = {
-                "device": device,
-                "peak_bytes": max_memory_allocated(),
-                "current_bytes": memory_allocated(),
-            }
+            used = {"peak_bytes": max_memory_allocated(), "current_bytes": memory_allocated()}
+            phase["accelerator"] = {"device": device, **used}
         if phase:
             self.phases.append(phase)
         self.begin()

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
@@ -115,29 +114,18 @@ def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
 
     The process and all that it starts are one group. Ctrl-C is passed on to it, other exceptions as SIGTERM.
     """
-    with subprocess.Popen(
-        command(file, words, folder),
-        stdin=DEVNULL,
-        stdout=DEVNULL,
-        stderr=PIPE,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-
-        def send(number: int) -> None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
+    with subprocess.Popen(command(file, words, folder), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **how) as process:
         try:
             _, err = process.communicate()
         except BaseException as raised:
-            send(signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
                 process.communicate(timeout=GRACE)
             raise
         finally:
-            send(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return result_of(folder, process.returncode, err)
 
 
@@ -261,19 +249,22 @@ def engine(name: str, words: Sequence[str]) -> Engine:
     def run(file: str, points: Sequence[Point], scratch: Path) -> Results:
         executor = submitit.AutoExecutor(folder=scratch, cluster=name)
         executor.update_parameters(**parameters)
-        jobs: dict[int, tuple[Path, Any]] = {}
+        jobs: dict[Any, tuple[int, Path]] = {}
         try:
             for number, point, folder in points:
                 with uninterrupted():  # a job that is not known here could not be cancelled
-                    jobs[number] = folder, executor.submit(_run, command(file, point, folder), str(Path.cwd()))
-            while jobs:
-                for number in [number for number, (_, job) in jobs.items() if job.done()]:
-                    yield number, _result(*jobs.pop(number))
-                time.sleep(POLL if jobs else 0)
+                    jobs[executor.submit(_run, command(file, point, folder), str(Path.cwd()))] = number, folder
+            for job in submitit.helpers.as_completed([*jobs], poll_frequency=POLL):
+                number, folder = jobs.pop(job)
+                try:
+                    code, err = job.result()
+                except Exception as error:  # the job was killed, timed out, or never began: it has no result
+                    code, err = 1, f"job {job.job_id}: {text_of(error).strip()}"
+                yield number, result_of(folder, code, err)
         except submitit.core.utils.FailedJobError as error:  # Slurm refuses it
             raise _refused(name, error) from None
         finally:
-            for _, job in jobs.values():
+            for job in jobs:
                 job.cancel()
 
     return run
@@ -281,14 +272,6 @@ def engine(name: str, words: Sequence[str]) -> Engine:
 
 def _refused(name: str, error: Exception) -> OptionError:
     return OptionError([Diagnostic("--engine", f"{name}: {text_of(error)}", "command line")])
-
-
-def _result(folder: Path, job: Any) -> dict[str, Any]:
-    try:
-        code, err = job.result()
-    except Exception as error:  # the job was killed, timed out, or never began: it has no result
-        code, err = 1, f"job {job.job_id}: {text_of(error).strip()}"
-    return result_of(folder, code, err)
 
 
 def _run(command: Sequence[str], folder: str) -> tuple[int, str]:

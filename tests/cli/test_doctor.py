@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx.cli.doctor import checks
+from msctx.cli.machine_commands import checks
 from msctx.native import build, core, tuning_file
 from msctx.native.tuning_file import Entry, Stamp, stamp
 from msctx.run.config import read
@@ -21,7 +21,7 @@ def test_without_torch(passes_fresh):
     out = passes_fresh("""
         import sys
         sys.modules["torch"] = None
-        from msctx.cli.doctor import checks
+        from msctx.cli.machine_commands import checks
         for check in checks():
             print(check.name, check.status, check.fix)
     """)
@@ -31,7 +31,7 @@ def test_without_torch(passes_fresh):
 
 
 def test_a_check_that_fails_is_told_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr("msctx.cli.doctor._compilers", lambda: 1 / 0)
+    monkeypatch.setattr("msctx.cli.machine_commands._compilers", lambda: 1 / 0)
     found = list(checks())
     assert any(check.status == "broken" and "ZeroDivisionError" in check.found for check in found)
     assert any(check.name == "numpy" for check in found)

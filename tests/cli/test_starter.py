@@ -8,12 +8,12 @@ import pytest
 
 import msctx
 from msctx import schema
-from msctx.cli import explain
+from msctx.cli import option_commands
 from msctx.options import find
 from msctx.options.precision_policy import CHOOSABLE, precision_of, text_of
 from msctx.run.config import read
 
-TEXT = explain.text("mine.yaml")
+TEXT = option_commands.text("mine.yaml")
 LINES = TEXT.splitlines()
 COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_0-9]+: ", line)]
 
@@ -58,7 +58,7 @@ ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.y
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
 def test_any_file_name_gives_a_file_that_is_taken(name):
-    path = explain.write(name)[0]
+    path = option_commands.write(name)[0]
     experiment = read(str(path))
     assert experiment.name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
@@ -66,7 +66,7 @@ def test_any_file_name_gives_a_file_that_is_taken(name):
 
 def test_the_schema_lies_where_the_file_says(folder):
     (folder / "sub").mkdir()
-    path, beside, entry = explain.write("sub/mine.yaml")
+    path, beside, entry = option_commands.write("sub/mine.yaml")
     assert entry == Path("sub/train.py")
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=msctx.schema.json"
@@ -92,9 +92,9 @@ def test_an_entry_of_the_users_own_is_left_alone(folder, command):
 
 
 def test_a_second_experiment_brings_the_schema_up_to_date(folder):
-    (folder / explain.SCHEMA).write_text("{}", encoding="utf-8")
-    explain.write("mine.yaml")
-    assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
+    (folder / option_commands.SCHEMA).write_text("{}", encoding="utf-8")
+    option_commands.write("mine.yaml")
+    assert (folder / option_commands.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
 def test_the_list_is_what_op_select_implmode_means(tmp_path, command):

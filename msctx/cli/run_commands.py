@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import render
-from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
+from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, option, print_text, write_new
 from msctx.context.process_wide import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.inspection import command_line
@@ -70,7 +70,7 @@ def run(
         plan = explain(experiment.settings)
         resolve(experiment)
         if rank() == 0:
-            emit_plan(plan, json_)
+            emit(plan.as_dict(), json_, lambda: render.plan_page(plan))
         refuse(plan)
         return
     if not nproc:

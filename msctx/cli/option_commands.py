@@ -16,7 +16,7 @@ from rich.text import Text
 from msctx import devices, reference
 from msctx import migrate as migrating
 from msctx.cli import render
-from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
+from msctx.cli.render import Device, Json, Texts, Words, argument, emit, option, print_text, write_new
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
@@ -48,11 +48,11 @@ def explain(
     plan = plan_of(experiment.settings, device)
     if device and not devices.has(plan.main_device):
         print(f"note: no {plan.main_device} here; the plan assumes a machine that has all it needs", file=sys.stderr)
-    if not all_:
-        emit_plan(plan, json_)
-        return
-    rows = catalogue(device or plan.main_device, plan)
-    emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
+    if all_:
+        rows = catalogue(device or plan.main_device, plan)
+        emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
+    else:
+        emit(plan.as_dict(), json_, lambda: render.plan_page(plan))
 
 
 def options(
