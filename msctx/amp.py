@@ -44,8 +44,8 @@ class GradScaler(torch.amp.GradScaler):
 def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
     """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
     kind = device if device in POLICY else "ascend"
-    first = assignments.get(LOW_PRECISION[kind])
-    texts = [assignments.get(POLICY[kind]), first and first["policy"]]
+    first = assignments.get(LOW_PRECISION)
+    texts = [assignments.get(POLICY[kind]), first and first["policies"].get(kind)]
     return any(precision_of(text).needs_scaler for text in texts if text)
 
 

@@ -34,7 +34,7 @@ from msctx.context.ledger import HELD
 from msctx.context.process_wide import BASE
 from msctx.native import build, tuning_file, tuning_sync
 from msctx.options.layers import PREFIX, RESERVED
-from msctx.switches import SWITCHES
+from msctx.switches import EXACT, SWITCHES
 from msctx.torch_config import override, put_override
 
 pytest_plugins = ["tiers"]  # which test belongs to which tier, and what a tier may start
@@ -67,7 +67,7 @@ _CACHES = tempfile.TemporaryDirectory()
 os.environ["ASCEND_CACHE_PATH"] = _CACHES.name  # op_compiler_cache_mode keeps nothing in the home folder
 
 NOT_COMPARED = {
-    *(name for name, switch in SWITCHES.items() if switch.restore != "exact" or name.startswith("rng.")),
+    *(name for name, switch in SWITCHES.items() if switch.restore not in EXACT or name.startswith("rng.")),
     *("torch.cuda.current_device", "torch.npu.current_device"),  # None until a test initialises the device
     "torch.cuda.context_overhead",  # grows with each kernel that is loaded
     "env.NCCL_ALGO",  # `msctx run` sets it for the process, as other variables

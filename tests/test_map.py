@@ -18,7 +18,8 @@ import msctx
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.options.algorithm_policy import plain
 from msctx.options.rules import Excludes, Overrides
-from msctx.switches import SWITCHES, Switch, present
+from msctx.switches import EXACT, SWITCHES, Switch, present
+from msctx.switches.base import UNDOABLE
 from msctx.themes import THEMES, Facts, On, translate
 from msctx.themes.graph_kernel_flags import FLAGS
 
@@ -102,7 +103,7 @@ def test_every_switch_can_be_read_and_shows_as_plain_data() -> None:
 def test_what_a_switch_reads_it_takes_back() -> None:
     for switch in present():
         name = switch.name
-        if switch.write is None or switch.restore != "exact":
+        if switch.write is None or switch.restore not in EXACT:
             continue
         before, state = switch.read(), switch.take()
         switch.put_back(state)
@@ -125,7 +126,7 @@ def test_switches_are_declared_soundly() -> None:
             *("torch", "env", "python", "rng", "native", "models", "observers", "graph", "session"),
         )
         assert switch.scope in ("process", "thread", "inherited")
-        assert switch.restore in ("exact", "closing", "kept") or switch.lasts.count(" ") > 2, name
+        assert switch.restore in UNDOABLE or switch.lasts.count(" ") > 2, name
         assert switch.write is not None or (switch.state is None and switch.restore == "exact"), name
 
 

@@ -46,7 +46,8 @@ from msctx.options.switch_dataclasses import (
     Shapes,
     Watchdog,
 )
-from msctx.switches import SWITCHES, Switch, present
+from msctx.switches import EXACT, SWITCHES, Switch, present
+from msctx.switches.base import RESTORED
 from msctx.themes import Facts
 
 pytestmark = marks
@@ -156,17 +157,17 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
 
     def imagined(name: str) -> Switch:
         real = SWITCHES[name]
-        more = {"scope": real.scope, "restore": real.restore, "family": real.family}
+        more = {"scope": real.scope, "restore": real.restore}
         return Switch(name=name, read=lambda: machine[name], write=lambda value: machine.update({name: value}), **more)
 
     def state() -> dict[str, Any]:
-        return {name: value for name, value in machine.items() if SWITCHES[name].restore == "exact"}
+        return {name: value for name, value in machine.items() if SWITCHES[name].restore in EXACT}
 
     with one_example(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "here", lambda: ("cpu", device))
         patch.setattr(devices, "facts", lambda settings=(), free_memory=0: Facts(devices=("cpu", device)))
         patch.setattr(ledger, "SWITCHES", {name: imagined(name) for name in machine})
-        patch.setattr("msctx.switches.msctx_own.LOADS", {})
+        patch.setattr("msctx.switches.prepare", lambda assignments: False)
         check_law(program, state)
 
 
@@ -197,13 +198,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "session.graph_run_mode": st.sampled_from(["inference", "training"]),
     "session.iterations_per_loop": st.integers(1, 4),
     "session.graph_max_parallel_model_num": st.integers(1, 4),
-    **{
-        f"session.low_precision.{device}": st.builds(
-            lambda until: {"policy": '{"precision_mode":"force_fp16"}', "until": until, "ratio": 0.5},
-            st.sampled_from(["step", "loss"]),
-        )
-        for device in ("cpu", "cuda", "ascend")
-    },
+    "session.low_precision": st.builds(
+        lambda until: {"policies": {"cpu": '{"precision_mode":"force_fp16"}'}, "until": until, "ratio": 0.5},
+        st.sampled_from(["step", "loss"]),
+    ),
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
@@ -240,7 +238,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         [None, CompileCache(off=True), *(CompileCache(f"{PRINTS.name}/{n}") for n in "ab")]
     ),
     "torch.compiler.job_id": st.sampled_from(["a", "b"]),
-    "torch.dynamo.apart": st.sampled_from([None, ("oom",), ("ccec_g",)]),
+    "torch.dynamo.apart": st.sampled_from([None, {"oom": True}, {"ccec_g": True}]),
     **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), st.sampled_from([10, 20])),
     "observers.graph_files": st.sampled_from([None, *(GraphFiles(level, f"{PRINTS.name}/g") for level in (1, 3))]),
     "graph.compilation": st.sampled_from(
@@ -266,10 +264,7 @@ PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]
 RESTORABLE = [
     name
     for name, switch in SWITCHES.items()
-    if switch.restore in ("exact", "closing")
-    and switch.write is not None
-    and switch in present()
-    and not name.endswith("memory_cap")
+    if switch.restore in RESTORED and switch.write is not None and switch in present() and not name.endswith("memory_cap")
 ]
 
 

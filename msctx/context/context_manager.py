@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.open_contexts import Scope, WorkerInit, above_base, end_stranded, innermost, stack
+from msctx.context.open_contexts import Scope, WorkerInit, above_base, close_late, end_stranded, innermost, stack
 from msctx.context.process_wide import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
-from msctx.context.process_wide import report as report_idle
-from msctx.context.unused_options import ON_SOMETHING, unmet
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report
@@ -35,40 +33,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from msctx.amp import GradScaler
-    from msctx.context.session import Bound
+    from msctx.context.bound_functions import Bound
     from msctx.native.choices import Choices
     from msctx.native.precision_switch import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _close(scope: Scope, error: BaseException | None) -> None:
-    from msctx.context import ledger
-
-    context, plan, hold = scope.context, scope.plan, scope.hold
-    count = sum(guest.who.is_alive() for guest in [*scope.visitors])
-    found = [f"bind: {context.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-    try:  # first: what other threads run by what is put back now is not counted as this context's
-        found += scope.end()
-        if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
-            found += unmet(plan, [s for layer in context.layers for s in layer.settings.values()], scope.since)
-    finally:
-        try:
-            if hold is not None:
-                ledger.undo(hold, strict=plan.strict)
-        finally:
-            context._watched.close()
-    if found:
-        report_idle(found, plan, only_warn=error is not None)
-
-
-def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
-    """Those on top whose __exit__ has come, because of *error*; one that raises does not keep the others from being closed."""
-    if scopes and scopes[-1].leaving:
-        try:
-            _close(scopes.pop(), error)
-        finally:
-            close_late(scopes, error)
 
 
 def refuse_lazy(function: Callable[..., Any], made: Any = None) -> Any:
@@ -277,9 +246,10 @@ class Context:
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
-        from msctx.context.session import Bound
+        from msctx.context.bound_functions import Bound
 
-        return Bound(function, self.settings.layers, self._scope, self._watched, here=not self.layers)
+        whole = Context(self.settings.layers, "bound function", self._watched)
+        return Bound(function, whole, self._scope, here=not self.layers)
 
 
 @atexit.register

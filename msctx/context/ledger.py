@@ -17,7 +17,7 @@ from msctx import notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
-from msctx.switches.base import RESTORED, UNDOABLE, LateError
+from msctx.switches.base import EXACT, RESTORED, UNDOABLE, LateError
 from msctx.themes.base import AS_FOUND
 
 
@@ -66,7 +66,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     """
     with LOCK, replacing() if HOOKS else nullcontext():
         hold.late, hold.who = {}, threading.current_thread()
-        wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
+        wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore in EXACT or want is not AS_FOUND]
         wanted.sort(key=lambda switch: switch.restore in UNDOABLE)  # another switch may make it too late for these
         todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
         if HELD:
@@ -125,7 +125,7 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
     is_kept = record is not None and (switch.restore == "kept" or record.who is not hold.who)
     if record and record.want == want and not is_fresh and (is_kept or switch.is_satisfied(want)):
         return
-    goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.family)
+    goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.restore == "between")
     if record is None and (hold.base or switch.restore in RESTORED):
         _hold(record := Record(switch, hold.who, state, want), hold)
     if record:
@@ -150,8 +150,8 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
 
 
 def _go_back(switch: Switch, who: threading.Thread) -> None:
-    """Restore what was found first, for a switch and those that share its state; then write again what is wanted of the others."""
-    kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or (s.family and s.family == switch.family)]
+    """Restore what was found first, where writes depend on it for all such switches; then write what is wanted of the others."""
+    kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or s.restore == switch.restore == "between"]
     held = [(other, holds) for other in dict.fromkeys(kin) if (holds := HELD.get(key(other, who)))]
     _each(Switch.put_back, ((other, holds[0].records[other.name].found) for other, holds in reversed(held)))
     for other, holds in held:

@@ -12,8 +12,8 @@ from multiprocessing import process
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.context.process_wide import BASE, Base
-from msctx.context.unused_options import now
+from msctx.context.process_wide import BASE, Base, report
+from msctx.context.unused_options import ON_SOMETHING, now, unmet
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.import_hooks import when_imported
 from msctx.native import counters
@@ -49,6 +49,37 @@ class Scope:
         self.open = False
         BASE.opened.discard(self)
         return counters.end(self.context)
+
+    def close(self, error: BaseException | None) -> None:
+        """Restore what was found, and report what found nothing to act on; *error*: what the block has raised."""
+        from msctx.context import ledger
+
+        context, plan, hold = self.context, self.plan, self.hold
+        count = sum(guest.who.is_alive() for guest in [*self.visitors])
+        found = [f"bind: {context.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(
+            count
+        )
+        try:  # first: what other threads run by what is put back now is not counted as this context's
+            found += self.end()
+            if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
+                found += unmet(plan, [s for layer in context.layers for s in layer.settings.values()], self.since)
+        finally:
+            try:
+                if hold is not None:
+                    ledger.undo(hold, strict=plan.strict)
+            finally:
+                context._watched.close()
+        if found:
+            report(found, plan, only_warn=error is not None)
+
+
+def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
+    """Those on top whose __exit__ has come, because of *error*; one that raises does not keep the others from being closed."""
+    if scopes and scopes[-1].leaving:
+        try:
+            scopes.pop().close(error)
+        finally:
+            close_late(scopes, error)
 
 
 class _Stack(threading.local):
@@ -138,8 +169,6 @@ class WorkerInit:
 
     def __call__(self, worker_id: int = 0) -> None:
         """A seed is left out: each worker has random numbers of its own."""
-        from msctx.context.context_manager import close_late
-
         with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
             warnings.simplefilter("ignore", MsctxWarning)
             for scope in stack.scopes:  # a fork has inherited them

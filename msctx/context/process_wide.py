@@ -76,9 +76,9 @@ def ready_plan(settings: Settings, own: Iterable[Layer]) -> Plan:
     plan = plan_here(settings, own)
     if all(NEED_CORE.isdisjoint(layer.settings) for layer in own):
         return plan
-    from msctx.switches import msctx_own
+    from msctx.switches import prepare
 
-    return plan_here(settings, own) if msctx_own.prepare(plan.written) else plan
+    return plan_here(settings, own) if prepare(plan.written) else plan
 
 
 def explain(

@@ -1,4 +1,4 @@
-"""Sessions, which run functions under options, and functions that carry a context into other threads and processes."""
+"""Sessions, which run functions under options."""
 
 from __future__ import annotations
 
@@ -15,93 +15,25 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from msctx.context import layers_of, ledger
+from msctx.context.bound_functions import Bound
 from msctx.context.context_manager import Context, refuse_lazy
 from msctx.context.open_contexts import Scope, innermost, stack
-from msctx.context.process_wide import BASE, explain, within
+from msctx.context.process_wide import BASE, within
+from msctx.devices import here
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native import watched_models
 from msctx.native.counters import MET
-from msctx.native.watched_models import Watched
-from msctx.options import Layer, Settings, make_layer
+from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_policy import ACCELERATE
-from msctx.plan import Plan
 from msctx.signals import Turn, uninterrupted
-from msctx.switches import SWITCHES
 from msctx.switches.msctx_own import of_session
 from msctx.themes.cann_session import LOW_PRECISION
 from msctx.themes.precision import POLICY
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class Bound:
-    """A function that runs under the context in which it was bound, wherever it is called.
-
-    While the scope is open, the switches of the whole process are in force already, and those that each thread has for itself
-    are set for the call. In another process, or after the scope has closed, the context is entered afresh.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        layers: tuple[Layer, ...],
-        scope: Scope | None = None,
-        models: Watched | None = None,
-        *,
-        here: bool = False,
-    ) -> None:
-        self.function, self.layers, self._scope, self._watched = function, layers, scope, models or Watched()
-        self._base_version = BASE.version if here else -1  # *here*: what it was bound to was in force in this process
-
-    def __reduce__(self) -> tuple[type[Bound], tuple[Callable[..., Any], tuple[Layer, ...]]]:
-        return Bound, (self.function, self.layers)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._scope in stack.scopes:  # called where it was bound
-            return self.function(*args, **kwargs)
-        if not (all(s.open for s in self._scope.around) if self._scope else self._base_version == BASE.version):
-            with Context(self.layers, "bound function", self._watched):
-                return self.function(*args, **kwargs)
-        settings = self._scope.settings if self._scope else Settings(self.layers)
-        plan = self._scope.plan if self._scope else explain(settings)
-        with Turn() as turn:
-            hold = turn.begin(partial(_visit, plan.assignments), partial(ledger.undo, quiet=True))
-            turn.begin(partial(self._arrive, settings, plan, hold), self._leave)
-            return self.function(*args, **kwargs)
-
-    def _arrive(self, settings: Settings, plan: Plan, hold: ledger.Hold) -> Scope:
-        """Be, in this thread, a guest of scopes that another one holds; of the base, where there are none."""
-        guest = Scope(Context(self.layers, "bound function"), settings, plan, hold)
-        if self._scope:
-            self._scope.visitors.add(guest)
-        stack.scopes.append(guest)
-        return guest
-
-    def _leave(self, guest: Scope) -> None:
-        if self._scope:
-            self._scope.visitors.discard(guest)
-        stack.scopes[:] = [s for s in stack.scopes if s is not guest]
-        guest.end()
-
-
-def _visit(assignments: Mapping[str, Any]) -> ledger.Hold:
-    """Set in this thread what each thread has for itself of a scope that another thread holds."""
-    own = {name: want for name, want in assignments.items() if SWITCHES[name].scope == "thread"}
-    hold = ledger.apply(own, ledger.Hold("bound function"))
-    try:
-        with ledger.LOCK:
-            for (name, _), holds in ledger.HELD.items():
-                switch, there = SWITCHES[name], holds[-1].records[name].wrote
-                if switch.scope == "inherited" and switch.read() != there:
-                    hold.records[name] = ledger.Record(switch, hold.who, switch.take(), there, there)
-                    switch.set(there)
-    except BaseException:
-        ledger.undo(hold, quiet=True)
-        raise
-    return hold
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,7 +83,7 @@ class Session(Context):
         scope = self._scope or next((s for s in [*BASE.opened] if s.context is self and not s.leaving), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
-        bound = Bound(self._run, scope.settings.layers, scope, self._watched)
+        bound = Bound(self._run, Context(scope.settings.layers, "bound function", self._watched), scope)
         result: R = bound(scope, function, args, kwargs)
         return result
 
@@ -185,12 +117,15 @@ class Session(Context):
 
     def _low_precision(self) -> dict[str, Any]:
         """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
-        requested = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := of_session(name))}
+        requested = of_session(LOW_PRECISION)
         if self._is_full or not requested:
             return {}
-        first, *_ = requested.values()
-        self._is_full = _is_over(first["until"], first["ratio"])
-        return {} if self._is_full else {switch: found["policy"] for switch, found in requested.items()}
+        self._is_full = _is_over(requested["until"], requested["ratio"])
+        return (
+            {}
+            if self._is_full
+            else {POLICY[device]: text for device, text in requested["policies"].items() if device in here()}
+        )
 
 
 class _Places:

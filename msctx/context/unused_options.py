@@ -78,8 +78,8 @@ def _places(row: Row, since: Moment) -> list[str]:
         from msctx.switches import torch_compiler
 
         places.append("code that torch.compile makes inside the block")
-        word = f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"
-        if any(word in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
+        own = row.option.removeprefix(f"{SPEED_UP}."), str(row.value)
+        if any(own in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
             return []
     is_met = any(MET[kind] > since[kind] or any(kind in model.kinds for model in [*watched_models.OPEN]) for kind in kinds)
     return [] if is_met else places

@@ -148,7 +148,7 @@ class LossScaling:
 
 def refuse_beside(ctx: Context, own: str) -> None:
     """Raise where *own*, a framework's setting, enters an autocast inside a context that decides the precision itself."""
-    deciding = {*POLICY.values(), *LOW_PRECISION.values()}
+    deciding = {*POLICY.values(), LOW_PRECISION}
     requested = {f"{row.spelling}={row.value}": row.origin for row in ctx.plan.rows if not deciding.isdisjoint(row.assignments)}
     if requested:
         text = f"{own} and {', '.join(requested)} both decide in which dtype operators compute, and the former would win"

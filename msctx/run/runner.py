@@ -194,9 +194,9 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
 
 def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
     """The switches that are not as they were found before the run. A device that nobody had used starts as number 0."""
-    from msctx.switches import SWITCHES  # here: what comes before a run is decided without torch
+    from msctx.switches import EXACT, SWITCHES  # here: what comes before a run is decided without torch
 
-    changed = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore == "exact"}
+    changed = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore in EXACT}
     started = {k for k, values in changed.items() if k.endswith(".current_device") and values == (None, 0)}
     return {k: {"found": a, "left": b} for k, (a, b) in changed.items() if k not in started}
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from msctx.errors import MsctxError
 from msctx.import_hooks import collected_later
+from msctx.native import core
 
 with collected_later():
     from msctx.switches import (
@@ -19,7 +21,7 @@ with collected_later():
         torch_npu,
         torch_precision,
     )
-    from msctx.switches.base import Switch
+    from msctx.switches.base import EXACT, Switch
 
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, msctx_own)),
@@ -43,4 +45,16 @@ def read_all() -> dict[str, Any]:
     return {switch.name: switch.read() for switch in present()}
 
 
-__all__ = ["SWITCHES", "Switch", "present", "read_all"]
+def prepare(assignments: Mapping[str, Any]) -> bool:
+    """Load, or build, what writing *assignments* needs; it may be interrupted. Returns whether plans may be others now."""
+    before, has_failed = core.hooked(), False
+    for name, value in assignments.items():
+        try:
+            if value and (load := SWITCHES[name].load):
+                load()
+        except MsctxError:
+            has_failed = True
+    return has_failed or core.hooked() != before
+
+
+__all__ = ["EXACT", "SWITCHES", "Switch", "prepare", "present", "read_all"]

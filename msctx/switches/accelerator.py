@@ -293,7 +293,7 @@ SWITCHES = (
         _read_settings,
         _write_settings,
         state=(_text, _restore_settings),
-        family="torch.accelerator.allocator_settings",
+        restore="between",
         satisfied=lambda value: _ours(_text()) == _ours(_over(value)),
         blocked=_settings_blocked,
     ),

@@ -10,7 +10,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-RESTORED, UNDOABLE = ("exact", "closing"), ("exact", "closing", "kept")
+EXACT = ("exact", "between")
+RESTORED, UNDOABLE = (*EXACT, "closing"), (*EXACT, "closing", "kept")
 
 
 class LateError(Exception):
@@ -27,13 +28,14 @@ class Switch:
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.
-        restore: ``"exact"``; ``"closing"``: only when the scope that wrote it closes, not for an inner scope without the option;
-            ``"kept"``: stays as written on purpose. Any other text: the write cannot be undone, for this reason.
-        family: a name common to switches that share state, so that the result of a write depends on what it finds. Before one of them
-            changes, all return to what was found first.
+        restore: ``"exact"``; ``"between"``: exactly, and between two values, too: the result of a write depends on what it and the
+            others of this kind find, so all of them return to what was found first. ``"closing"``: only when the scope that wrote it
+            closes, not for an inner scope without the option; ``"kept"``: stays as written on purpose. Any other text: the write
+            cannot be undone, for this reason.
         state: functions that take and restore the whole state, for a switch whose value does not hold it.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
+        load: brings the library that a value needs, which may have to be built.
     """
 
     name: str
@@ -42,10 +44,10 @@ class Switch:
     _: KW_ONLY
     scope: str = "process"
     restore: str = "exact"
-    family: str = ""
     state: tuple[Callable[[], Any], Callable[[Any], object]] | None = None
     satisfied: Callable[[Any], bool] | None = None
     blocked: Callable[[Any], str] | None = None
+    load: Callable[[], object] | None = None
 
     @property
     def lasts(self) -> str:

@@ -94,6 +94,6 @@ SWITCHES = (
         sys.getrecursionlimit,
         sys.setrecursionlimit,
         satisfied=lambda needed: sys.getrecursionlimit() >= needed,
-        family="python.recursion_limit",
+        restore="between",
     ),
 )

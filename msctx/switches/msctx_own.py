@@ -4,12 +4,10 @@ tensors, how a session runs."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from msctx.errors import MsctxError
 from msctx.graph import report
 from msctx.native import (  # some only count what comes of a policy
     choices,
@@ -33,9 +31,8 @@ def _part(
 _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
 
 
-READERS = {"observers.dump", "observers.overflow", "observers.errors", "observers.recorder", "observers.watchdog",
-           "observers.deterministic_except"}  # fmt: skip
-"""Those that read what the native core collects."""
+_reader = partial(slot, load=core.load)
+"""Of what the native core collects."""
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -57,7 +54,7 @@ def _of_session(name: str) -> Switch:
 
 def _convolution(name: str) -> Switch:
     place = name.rpartition(".")[2]
-    return Switch(name, partial(choices.IN_FORCE.get, place), partial(choices.write, place))
+    return Switch(name, partial(choices.IN_FORCE.get, place), partial(choices.write, place), load=choices.LOAD[place])
 
 
 def _precision(name: str) -> Switch:
@@ -68,7 +65,8 @@ def _precision(name: str) -> Switch:
         partial(precision_switch.write, device),
         state=(partial(precision_switch.save, device), partial(precision_switch.load, device)),
         scope="thread",
-        family=name,
+        restore="between",
+        load=core.load,
     )
 
 
@@ -78,8 +76,10 @@ SWITCHES = (
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),
     # put back always: while another allocator is in force, there is a pool that does not show
-    Switch("native.memory_pool", memory.read_pool, memory.write_pool, state=(memory.read_pool, memory.write_pool)),
-    Switch("native.memory_caps", memory.read_caps, memory.write_caps),
+    Switch(
+        "native.memory_pool", memory.read_pool, memory.write_pool, state=(memory.read_pool, memory.write_pool), load=core.load
+    ),
+    Switch("native.memory_caps", memory.read_caps, memory.write_caps, load=core.load),
     _turned("models.saved_on_host", "msctx.memory.offload:", "activations"),
     _part("models.parameters", "msctx.memory.parameter_placement:PLACES."),
     _turned("models.copies_of_parameters", "msctx.memory.parameter_placement:", verbs=("copies", "copy_for_operators")),
@@ -89,12 +89,12 @@ SWITCHES = (
     _part("models.gradients_bundled", "msctx.memory.ddp_and_fsdp:BUNDLED.", unwritten=False),
     _part("models.gathered_ahead_forward", "msctx.memory.ddp_and_fsdp:FORWARD."),
     _part("models.gathered_ahead_backward", "msctx.memory.ddp_and_fsdp:BACKWARD."),
-    slot("observers.dump", "msctx.observers.dump:SLOT"),
-    slot("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
-    slot("observers.errors", "msctx.observers.failures:ERRORS"),
-    slot("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
-    slot("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
-    slot("observers.deterministic_except", "msctx.observers.operator_events:EXCEPTED"),
+    _reader("observers.dump", "msctx.observers.dump:SLOT"),
+    _reader("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
+    _reader("observers.errors", "msctx.observers.failures:ERRORS"),
+    _reader("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
+    _reader("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
+    _reader("observers.deterministic_except", "msctx.observers.operator_events:EXCEPTED"),
     slot("observers.print_file", "msctx.observers.printing:SLOT"),
     slot("observers.replicas", "msctx.observers.bprop_and_replica_checks:SLOT"),
     slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
@@ -111,29 +111,8 @@ SWITCHES = (
     _of_session("session.graph_run_mode"),
     _of_session("session.iterations_per_loop"),
     _of_session("session.graph_max_parallel_model_num"),
-    _of_session("session.low_precision.cpu"),
-    _of_session("session.low_precision.cuda"),
-    _of_session("session.low_precision.ascend"),
+    _of_session("session.low_precision"),
     _part("torch.dataloader.shared", "msctx.native.process_group:", verbs=("shared", "share"), scope="thread"),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)
-
-
-def prepare(assignments: Mapping[str, Any]) -> bool:
-    """Load, or build, what writing *assignments* needs; it may be interrupted. Returns whether plans may be others now."""
-    before, has_failed = core.hooked(), False
-    for name, value in assignments.items():
-        try:
-            if value and (load := LOADS.get(name)):
-                load()
-        except MsctxError:
-            has_failed = True
-    return has_failed or core.hooked() != before
-
-
-LOADS = {
-    **{row.name: core.load for row in SWITCHES if row.name.startswith("native.") or row.name in READERS},
-    **{f"native.convolution.{place}": load for place, load in choices.LOAD.items()},
-}
-"""Switch → what loads the library that it needs."""

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch._logging._internal import log_registry
 from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
 from msctx.native import precision, process_group
-from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, slot
+from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, Texts, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _logs(name: str) -> Switch:
 # from before would go on inside. Guards look at the dtype of an autocast of every device, also of one that nobody has: it stands
 # for the settings.
 
-Content = tuple[str, ...]
+Content = tuple[tuple[str, Any], ...]
 _DEVICE = "mtia"
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 _numbers: dict[Content, int] = {}
@@ -116,34 +116,19 @@ compiled: set[Content] = set()
 
 
 PATHS = {"debug_dir", "save_graphs_path", *OF_THE_ENGINE, *(f"tuner.{key}" for key in OF_THE_TUNER)}
-"""The keys of words that name a place: the same text under another directory is another content."""
+"""The keys that name a place: the same text under another directory is another content."""
 
 
-def _key(word: str) -> str:
-    return word.partition("=")[0]
-
-
-def _texts(words: Iterable[str] | None) -> dict[str, str] | None:
-    """Word, such as ``debug_dir=kernels``, → what follows its key."""
-    return {word: word.partition("=")[2] for word in words} if words is not None else None
-
-
-class _Words(threading.local, Kept):
+class _Apart(threading.local, Kept):
     def __init__(self) -> None:
-        super().__init__(lambda word: _key(word) in PATHS)
+        super().__init__(PATHS.__contains__)
 
     @property
     def content(self) -> Content | None:
-        return tuple(f"{_key(word)}={text}" if text else word for word, text in self.led.items()) if self.led else None
+        return tuple(self.led.items()) if self.led else None
 
-    def read(self) -> list[str] | None:
-        return None if self.content is None else [*self.content]
-
-    def holds(self, words: Iterable[str] | None) -> bool:
-        return super().holds(_texts(words))
-
-    def write(self, words: Iterable[str] | None) -> None:
-        super().write(_texts(words))
+    def write(self, texts: Texts) -> None:
+        super().write(texts)
         content = self.content
         if torch.mtia.is_available():  # its autocast means something
             return
@@ -155,13 +140,13 @@ class _Words(threading.local, Kept):
         return super().save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
 
     def load(self, found: Any) -> None:
-        words, dtype, enabled = found
-        super().load(words)
+        texts, dtype, enabled = found
+        super().load(texts)
         torch.set_autocast_dtype(_DEVICE, dtype)
         torch.set_autocast_enabled(_DEVICE, enabled)
 
 
-_here = _Words()
+_here = _Apart()
 
 
 def _note() -> None:

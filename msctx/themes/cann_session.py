@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.options import Setting, known_to_ge
+from msctx.options import DEVICES, Setting, known_to_ge
 from msctx.options.grammars import AccelerateTrainMode, DeviceList, StreamParallel
 from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, extension, session_option
@@ -103,12 +103,8 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 IN_RUN = "acts in run() of msctx.session"
-LOW_PRECISION = {
-    "cpu": "session.low_precision.cpu",
-    "cuda": "session.low_precision.cuda",
-    "ascend": "session.low_precision.ascend",
-}
-"""Device → the switch of the policy for the first part of a training."""
+LOW_PRECISION = "session.low_precision"
+"""The switch of the policies for the first part of a training."""
 SHARED = (
     "only for torch's DataLoader in the thread that entered the context",
     "iterate over the same loaders in the same order in all processes, and stop at the same batch",
@@ -168,8 +164,9 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             return approximated(threads, f"{IN_RUN}; the threads share the device's stream, unless each takes a separate one")
         case "experimental_accelerate_train_mode":
             speed, until, ratio = value.split("|")
-            first = {"policy": policy(on, speed)[POLICY[on.device]], "until": until, "ratio": float(ratio)}
-            return on.by_core(honoured({LOW_PRECISION[on.device]: first}, IN_RUN))
+            acting = {device: there for device in DEVICES if setting.option.name in (there := on.at(device)).settings}
+            policies = {device: policy(there, speed)[POLICY[device]] for device, there in acting.items()}
+            return on.by_core(honoured({LOW_PRECISION: {"policies": policies, "until": until, "ratio": float(ratio)}}, IN_RUN))
         case "local_rank_id" | "local_device_list":
             ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
             return approximated({"torch.dataloader.shared": {"rank": on.get("local_rank_id", 0), "ranks": ranks}}, *SHARED)

@@ -183,26 +183,26 @@ def by_module(on: On) -> bool:
 def apart(on: On) -> dict[str, Any]:
     """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch. Where its
     paths lead is found out when it is set."""
-    words = [word for device in DEVICES for word in _apart(on.at(device))]
+    found = {key: value for device in DEVICES for key, value in _apart(on.at(device)).items()}
     if "ascend" in on.facts.devices:  # what keeps code apart that torchair compiles
         npu = on.at("ascend")
-        words += [f"{key}={value}" for key, value in graph_options(npu).items()]
-        words += [f"tuner.{key}={value}" for key, value in (tuner(npu) or {}).items()]
-    return {"torch.dynamo.apart": tuple(dict.fromkeys(words)) or None}
+        found |= graph_options(npu) | {f"tuner.{key}": value for key, value in (tuner(npu) or {}).items()}
+    return {"torch.dynamo.apart": found or None}
 
 
 @once
-def _apart(on: On) -> list[str]:
+def _apart(on: On) -> dict[str, Any]:
     words = sorted(debug_words(on))
+    found: dict[str, Any] = dict.fromkeys(words, True)
     if kernels(on, words):
-        words.append(f"debug_dir={on.get('debug_dir') or '.'}")
+        found["debug_dir"] = on.get("debug_dir") or "."
     if on.get("quant_dumpable") == "1":
-        words.append("quant_dumpable")
+        found["quant_dumpable"] = True
     if on.get("save_graphs"):
-        words += [f"save_graphs={on.get('save_graphs')}", f"save_graphs_path={on.get('save_graphs_path', '.')}"]
+        found |= {"save_graphs": on.get("save_graphs"), "save_graphs_path": on.get("save_graphs_path", ".")}
     if on.get("debug_level"):
-        words.append("debug")
+        found["debug"] = True
     if by_module(on):
-        words.append("rules by module")
+        found["rules by module"] = True
     keys = {name: f"{SPEED_UP}.{name}" for name in IN_GRAPHS}
-    return words + [f"{name}={on.get(key)}" for name, key in keys.items() if key in on.settings]
+    return found | {name: str(on.get(key)) for name, key in keys.items() if key in on.settings}

@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch.distributed import distributed_c10d
 
-from msctx.switches import SWITCHES
+from msctx.switches import EXACT, SWITCHES
 
 READ_AGAIN = (
     "env.NCCL_ALGO",
@@ -35,7 +35,7 @@ def test_a_variable_is_set_and_unset(name, monkeypatch):
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_says_until_when_it_is_read(name):
     reads_again = name in READ_AGAIN
-    assert (SWITCHES[name].restore == "exact") is reads_again
+    assert (SWITCHES[name].restore in EXACT) is reads_again
     assert SWITCHES[name].lasts.startswith("it is read only before") is not reads_again
 
 

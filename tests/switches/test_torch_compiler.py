@@ -198,9 +198,9 @@ def test_code_is_compiled_once_for_each_content() -> None:
     outside = APART.take()
     f(x)
     for word, expected in (("a", 2), ("b", 3), ("a", 3)):
-        APART.set((word,))
+        APART.set({word: True})
         f(x)
-        assert (APART.read(), compiled) == ([word], expected)
+        assert (APART.read(), compiled) == ({word: True}, expected)
     APART.put_back(outside)
     f(x)
     assert (APART.read(), compiled) == (None, 3)
@@ -209,11 +209,11 @@ def test_code_is_compiled_once_for_each_content() -> None:
 def test_the_autocast_that_stands_for_settings_comes_back() -> None:
     found = torch.is_autocast_enabled("mtia"), torch.get_autocast_dtype("mtia"), torch.is_autocast_enabled("cpu")
     state = APART.take()
-    APART.set(("a",))
+    APART.set({"a": True})
     inner = APART.take()
     APART.set(None)
     APART.put_back(inner)
-    assert APART.read() == ["a"]
+    assert APART.read() == {"a": True}
     assert torch.is_autocast_enabled("mtia")
     APART.put_back(state)
     assert (torch.is_autocast_enabled("mtia"), torch.get_autocast_dtype("mtia"), torch.is_autocast_enabled("cpu")) == found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msctx.switches import SWITCHES, present, read_all
+from msctx.switches import EXACT, SWITCHES, present, read_all
 from msctx.switches.torch_core import _anomaly, _deterministic
 
 WRITABLE = {
@@ -68,8 +68,6 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
     found = {
         s.name
         for s in present()
-        if s.write
-        and s.restore == "exact"
-        and not s.name.startswith((*(f"torch.{name}" for name in elsewhere.split()), *parts))
+        if s.write and s.restore in EXACT and not s.name.startswith((*(f"torch.{name}" for name in elsewhere.split()), *parts))
     }
     assert found == set(WRITABLE)

@@ -6,7 +6,7 @@ from samples import planned, values
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
 from msctx.plan import Plan
-from msctx.switches.msctx_own import LOADS
+from msctx.switches import SWITCHES
 from msctx.themes import NEED_CORE
 
 WHY = "there is no compiler"
@@ -22,7 +22,7 @@ BESIDE = (
 
 def served_by_core(plan: Plan) -> set[str]:
     """The switches of the plan that cannot be written without the native core."""
-    return {name for name, value in plan.written.items() if value and name in LOADS}
+    return {name for name, value in plan.written.items() if value and SWITCHES[name].load}
 
 
 @pytest.mark.parametrize("device", DEVICES)
