@@ -7,7 +7,7 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
@@ -62,24 +62,13 @@ def _is_large(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase) or next(module.children(), None) is not None
 
 
-class Meter:
-    """Counts from its making to :meth:`stop`. On an accelerator it reads torch's statistics, and resets none of them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._number = pool.open_meter() if device.type == "cpu" else None
-        self._begin = 0 if device.type == "cpu" else int(torch.get_device_module(device).memory_allocated(device))
-
-    def stop(self) -> int:
-        """The most bytes that were in use at once, beyond what was in use at the beginning."""
-        if self._device.type != "cpu":
-            return max(0, int(torch.get_device_module(self._device).max_memory_allocated(self._device)) - self._begin)
-        number, self._number = self._number, None
-        return pool.close_meter(number) if number is not None else 0
-
-    def __del__(self) -> None:
-        if getattr(self, "_number", None) is not None:
-            self.stop()
+def meter(device: torch.device) -> Callable[[], int]:
+    """Gives, when it is called at the end, the most bytes in use at once beyond those in use now; it resets none of torch's."""
+    if device.type == "cpu":
+        return partial(pool.close_meter, pool.open_meter())
+    module: Any = torch.get_device_module(device)
+    begin = module.memory_allocated(device)
+    return lambda: max(0, module.max_memory_allocated(device) - begin)
 
 
 def room_under_caps(device: torch.device) -> tuple[int, int] | None:
@@ -103,7 +92,7 @@ class _Step:
         """The bytes that all calls of a block save in the first step."""
         self.needs: int | None = None
         """The peak of the first step beyond what was in use when it began."""
-        self.meter: Meter | None = None
+        self.meter: Callable[[], int] | None = None
 
     def begin(self, device: torch.device) -> None:
         """Choose what is kept: the most blocks that fit under the cap, the smallest first."""
@@ -112,7 +101,7 @@ class _Step:
         if (room := room_under_caps(device)) is None:
             self.reason = "there is no cap, and O1 puts memory first"
         elif self.needs is None:
-            self.meter, self.reason = Meter(device), "the first step is measured"
+            self.meter, self.reason = meter(device), "the first step is measured"
         else:
             left = int(room[0] * (1 - MARGIN)) - room[1] - self.needs
             for block, size in sorted(self.saved.items(), key=lambda item: item[1]):
@@ -122,7 +111,7 @@ class _Step:
     def stop(self) -> None:
         """Its activations are gone: its backward pass ends, or the next step begins."""
         if self.meter is not None:
-            self.needs, self.meter = self.meter.stop(), None
+            self.needs, self.meter = self.meter(), None
 
 
 _now = threading.local()
@@ -178,16 +167,12 @@ class _State:
         self._tables = [(table, dict(table)) for m in block.modules() for table in (m._parameters, m._buffers, vars(m))]
         self._random = random.getstate(), numpy.random.get_state()
         self._buffers = [(buffer, _versions([buffer]), buffer.clone()) for buffer in block.buffers()]
-        self._others: list[tuple[torch.Tensor, list[int]]] = []
 
-    def keep_changes(self) -> None:
-        """Of the buffers, copies of those that this pass has changed; of the others their versions alone."""
-        self._others = [found[:2] for found in self._buffers if _versions(found[:1]) == found[1]]
+    def keep_changes(self) -> list[torch.Tensor]:
+        """Of the buffers, copies of those that this pass has changed; returns the others."""
+        others = [buffer for buffer, version, _ in self._buffers if _versions([buffer]) == version]
         self._buffers = [found for found in self._buffers if _versions(found[:1]) != found[1]]
-
-    def is_gone(self) -> bool:
-        """Whether another pass, or the program, has changed one of the others since."""
-        return any(_versions([buffer]) != versions for buffer, versions in self._others)
+        return others
 
     def restore(self) -> None:
         for buffer, _, value in self._buffers:
@@ -221,8 +206,11 @@ class _Block:
         self.recomputed = step is not None
         if step is None:
             return forward(*args, **kwargs)
-        then, parameters, passes = _State(module), [*module.parameters()], itertools.count()
-        versions = _versions([*parameters, *_tensors((args, kwargs))])  # a graph must not hold what holds it: not the inputs
+        then, kept, passes = _State(module), [*module.parameters()], itertools.count()
+        inputs_at, at = (
+            _versions(_tensors((args, kwargs))),
+            _versions(kept),
+        )  # a graph must not hold what holds it: not the inputs
         copies = None if module.training in self._tried else tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         self._tried.add(module.training)
 
@@ -230,19 +218,18 @@ class _Block:
             nonlocal copies
             if next(passes) == 0:
                 inputs = _tensors((args, kwargs))
-                at = _versions(inputs)
                 with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
                     result = forward(*args, **kwargs)
-                then.keep_changes()
+                kept.extend(unchanged := then.keep_changes())
+                at.extend(_versions(unchanged))
                 is_same = [*map(id, inputs)] == [*map(id, _tensors((args, kwargs)))]  # else it writes to a list or dictionary
-                self._writes_to_inputs = self._writes_to_inputs or not is_same or at != _versions(inputs)
+                self._writes_to_inputs = self._writes_to_inputs or not is_same or inputs_at != _versions(inputs)
                 copies = copies if self._writes_to_inputs else None
                 return result
             if not step.is_over and torch._C._current_graph_task_id() >= 0:
                 step.is_over = True
                 torch.autograd.Variable._execution_engine.queue_callback(step.stop)
-            found = _versions(parameters if copies else [*parameters, *_tensors((args, kwargs))])
-            if versions[: len(found)] != found or then.is_gone():
+            if at != _versions(kept) or (copies is None and inputs_at != _versions(_tensors((args, kwargs)))):
                 raise RuntimeError(
                     f"parameters, buffers or inputs of {self.path!r} were modified between its forward and its backward pass; "
                     "memory_optimize_level=O1 recomputes it from them"
@@ -266,17 +253,17 @@ class _Block:
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
         """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop; see what is overwritten."""
         given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
-        versions = list[tuple[torch.Tensor, list[int]]]()
+        versions = list[tuple[torch.Tensor, int]]()
         pack, unpack = offload.hooks_in_force()
 
         def count(tensor: torch.Tensor) -> Any:
             saved.update(_storages(tensor))
-            versions.append((counter := _counter(tensor), _versions([counter])))
+            versions.append((counter := _counter(tensor), counter._version))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
-        self._overwrites |= any(_versions([tensor]) != version for tensor, version in versions)
+        self._overwrites |= any(tensor._version != version for tensor, version in versions)
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.meter is not None:
             step.saved[self] += self.saved_bytes

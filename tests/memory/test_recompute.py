@@ -367,16 +367,16 @@ def test_inputs_that_change_between_the_passes_are_an_error(passes: Callable[...
 def test_on_an_accelerator_its_own_statistics_are_read(far: Callable[..., str]) -> None:
     far("""
         import torch
-        from msctx.memory.recompute import Meter, room_under_caps
+        from msctx.memory.recompute import meter, room_under_caps
 
         device = torch.device("far")
         before = torch.empty(1000, dtype=torch.uint8, device=device)
         torch.far.reset_peak_memory_stats()
         begin = torch.far.memory_allocated()
-        meter = Meter(device)
+        stop = meter(device)
         more = torch.empty(4096, dtype=torch.uint8, device=device)
         taken = torch.far.memory_allocated() - begin
         del more
-        assert meter.stop() == taken >= 4096
+        assert stop() == taken >= 4096
         assert room_under_caps(device) is None
     """)
