@@ -52,15 +52,9 @@ class _Watch(MetaPathFinder):
 sys.meta_path.insert(0, _Watch())
 
 
-def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
-    """Call it once *name* is imported, at once if it is; returns what gives that up."""
+def when_imported(name: str, call: Callable[[], object]) -> None:
+    """Call it once *name* is imported, at once if it is."""
     if name in sys.modules:
         call()
-        return lambda: None
-    _Watch.waiting[name].append(call)
-
-    def give_up() -> None:
-        if call in _Watch.waiting[name]:
-            _Watch.waiting[name].remove(call)
-
-    return give_up
+    else:
+        _Watch.waiting[name].append(call)

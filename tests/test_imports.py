@@ -35,14 +35,6 @@ def test_it_waits_for_the_import(module: str) -> None:
     assert seen == [1, 2], "it is there already"
 
 
-def test_it_can_be_given_up(module: str) -> None:
-    finders, seen = [*sys.meta_path], []
-    when_imported(module, lambda: seen.append(1))()
-    importlib.import_module(module)
-    assert not seen
-    assert sys.meta_path == finders
-
-
 def test_the_first_block_loads_half_of_msctx(passes: Callable[[str], str]) -> None:
     passes("""
         import sys, msctx

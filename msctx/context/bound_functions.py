@@ -25,7 +25,7 @@ class Bound:
     def __init__(self, function: Callable[..., Any], context: Any, scope: Scope | None = None, *, here: bool = False) -> None:
         """*context*: a :class:`msctx.Context` with all layers of *scope*; *here*: these were in force in this process."""
         self.function, self._context, self._scope = function, context, scope
-        self._base_version = BASE.version if here else -1
+        self._below = BASE.settings if here else None
 
     def __reduce__(self) -> tuple[type[Bound], tuple[Callable[..., Any], Any]]:
         return Bound, (self.function, self._context)
@@ -33,7 +33,7 @@ class Bound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._scope in stack.scopes:  # called where it was bound
             return self.function(*args, **kwargs)
-        if not (all(s.open for s in self._scope.around) if self._scope else self._base_version == BASE.version):
+        if not (all(s.open for s in self._scope.around) if self._scope else self._below is BASE.settings):
             with self._context:
                 return self.function(*args, **kwargs)
         settings = self._scope.settings if self._scope else Settings(self._context.layers)

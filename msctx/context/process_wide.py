@@ -162,7 +162,6 @@ class Base:
         self.lock = threading.RLock()
         self.levels: dict[str, Layer] = {}
         self.settings = Settings()
-        self.version = 0  # counts the changes
         self.read_environment = False
         self.plan = NOTHING
         self.hold: Hold | None = None
@@ -287,7 +286,6 @@ class Base:
             for text in self.follow(whole):
                 warn(text)
             self.levels, self.plan, self.settings = levels, plan.without(self.hold.late), settings
-            self.version += 1
             graphs.listen(self, bool(settings))
 
     def follow(self, new: Layer) -> list[str]:

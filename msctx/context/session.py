@@ -111,8 +111,9 @@ class Session(Context):
                     if policies := self._low_precision():
                         phase.begin(partial(ledger.apply, policies, ledger.Hold(ACCELERATE)), ledger.undo)
                     result = function(*args, **kwargs)
-            if iterations > 1:
-                _look_at_devices()
+            for device in (torch.cuda, getattr(torch, "npu", None)) if iterations > 1 else ():
+                if device is not None and device.is_initialized():
+                    device.synchronize()
         return result
 
     def _low_precision(self) -> dict[str, Any]:
@@ -223,12 +224,6 @@ def _number(name: str) -> float:
     what = "is not set" if text is None else f"is {text!r}, which is no number"
     hint = f"{ACCELERATE} reads it before each call: set os.environ[{name!r}] in the training loop"
     raise OptionError([Diagnostic(name, what, "environment", suggestion=hint)])
-
-
-def _look_at_devices() -> None:
-    for device in (torch.cuda, getattr(torch, "npu", None)):
-        if device is not None and device.is_initialized():
-            device.synchronize()
 
 
 def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:

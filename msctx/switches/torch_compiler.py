@@ -246,20 +246,17 @@ class _KeepsProducts(_Beside):
     torch's caches distinguish the code.
     """
 
-    _stop: Callable[[], None] | None = None
     _undo: Callable[[], None] | None = None
 
     def _enforce(self, own: Any = None) -> None:
         super()._enforce(own)
-        if self.read() and self._stop is None:
-            self._stop = when_imported("torch._inductor.lowering", self._take)
-        elif not self.read() and self._stop is not None:
-            self._stop()
-            if self._undo is not None:
-                self._undo()
-            self._stop = self._undo = None
+        if self.read() and self._undo is None and _LOWERING in sys.modules:
+            self._undo = self._take()
+        elif not self.read() and self._undo is not None:
+            self._undo()
+            self._undo = None
 
-    def _take(self) -> None:
+    def _take(self) -> Callable[[], None]:
         from torch._inductor import decomposition, lowering
 
         bmm = torch.ops.aten.bmm.default
@@ -275,9 +272,12 @@ class _KeepsProducts(_Beside):
             del decomposition.decompositions[op]
         decomposition.fast_random_decomps.cache_clear()
         lowering.lowerings[bmm] = lowering.fallback_handler(bmm, add_to_fallback_set=False)
-        self._undo = undo
+        return undo
 
 
+_LOWERING = "torch._inductor.lowering"
+_keeps_products = _KeepsProducts("joint_custom_post_pass", inductor_passes.Beside)
+when_imported(_LOWERING, _keeps_products._enforce)
 _PRODUCTS = {
     getattr(op, name) for op in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm) for name in op.overloads()
 }
@@ -317,7 +317,7 @@ SWITCHES = (
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
-    of("torch.inductor.keeps_products", _KeepsProducts("joint_custom_post_pass", inductor_passes.Beside)),
+    of("torch.inductor.keeps_products", _keeps_products),
     of("torch.inductor.marks_quantized_inputs", _Beside("pre_grad_custom_pass", inductor_passes.Marking)),
     of("torch.inductor.removes_concatenations", _Beside("joint_custom_pre_pass", inductor_passes.Concatenations)),
 )
