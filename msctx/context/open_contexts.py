@@ -56,9 +56,8 @@ class Scope:
 
         context, plan, hold = self.context, self.plan, self.hold
         count = sum(guest.who.is_alive() for guest in [*self.visitors])
-        found = [f"bind: {context.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(
-            count
-        )
+        text = f"bind: {context.origin} was left while {count} function(s) bound to it still run in other threads"
+        found = [text] * bool(count)
         try:  # first: what other threads run by what is put back now is not counted as this context's
             found += self.end()
             if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
