@@ -23,6 +23,17 @@ _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merg
 _RESOLVER = yaml.SafeLoader("")
 _NODES = 200_000
 """More values, counted again at each alias, are not read."""
+_DEEPEST = 1000
+"""The parser in C would take the process down for a text that is nested without end."""
+
+
+def _compose(text: str) -> yaml.Node | None:
+    """The nodes of a text. The parser in C takes a tenth of the time; it has other words for mistakes, and takes more tabs."""
+    deepest = text.count("[") + text.count("{") + max(map(len, text.split("\n")))
+    if yaml.__with_libyaml__ and deepest < _DEEPEST and not re.search("[\t\ufeff]", text):
+        with suppress(yaml.YAMLError):
+            return yaml.compose(text, Loader=yaml.CSafeLoader)
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _span(node: yaml.Node) -> Span:
@@ -98,7 +109,7 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
     """
     document, mark = Document(text, file), None
     try:
-        if (root := yaml.compose(document.text, Loader=yaml.SafeLoader)) is not None:
+        if (root := _compose(document.text)) is not None:
             document.data = _Builder(document).value(root)
     except RecursionError:
         what = f"nested too deeply, or more than {_NODES} values, counted again at each alias"
@@ -139,7 +150,7 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
         with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
             read = _Builder(document, lambda node: json.loads(text[slice(*_span(node))]))
-            document.data = read.value(yaml.compose(plain, Loader=yaml.SafeLoader))
+            document.data = read.value(_compose(plain))
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
