@@ -271,9 +271,7 @@ def _status(option: Option, device: str) -> dict[str, Any]:
 
 def allowed(option: Option) -> str:
     """What an option takes, in words."""
-    return (
-        option.kind.allowed if option.kind is not None else "{key: text}" if "dict" in str(option.type) else "a path, or null"
-    )
+    return option.kind.allowed
 
 
 def members(group: str) -> list[str]:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from msctx.options import OPTIONS, Option
-from msctx.options.kinds import YamlWord, adapter
+from msctx.options.kinds import Fields, YamlWord
 from msctx.options.layers import presets
 from msctx.run.config import COMPARED, SECTIONS
 
@@ -94,9 +94,8 @@ def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) ->
     return {**schema, "patternProperties": patterns} if patterns else schema
 
 
-def _section(kind: Any) -> dict[str, Any]:
-    found = adapter(kind).json_schema()["properties"]
-    properties = {key: {"description": HELP[key], **_as_an_editor_reads(schema)} for key, schema in found.items()}
+def _section(section: Fields) -> dict[str, Any]:
+    properties = {key: {"description": HELP[key], **_as_an_editor_reads(kind.form)} for key, kind in section.fields.items()}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
@@ -114,7 +113,7 @@ def _option(option: Option) -> dict[str, Any]:
     schema = {
         "description": option.help,
         "examples": [option.example],
-        **_as_an_editor_reads(adapter(option.type).json_schema()),
+        **_as_an_editor_reads(option.kind.schema()),
     }
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
         schema["additionalProperties"] = False
@@ -125,7 +124,7 @@ def _option(option: Option) -> dict[str, Any]:
 
 def _as_an_editor_reads(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` is a text."""
-    forms = [{k: v for k, v in form.items() if k != "title"} for form in schema.get("anyOf", [schema])]
+    forms = [*schema.get("anyOf", [schema])]
     if any(form.get("type") == "boolean" or any(value is True for value in form.get("enum", ())) for form in forms):
         forms.append({"type": "string", "pattern": _WORDS})
     return forms[0] if len(forms) == 1 else {"anyOf": forms}

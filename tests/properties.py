@@ -18,7 +18,7 @@ from samples import values
 from torch import _C
 
 from msctx.options import OPTIONS, Option, device_of
-from msctx.options.kinds import BOOL, FLAG, MemoryKind, ValueKind
+from msctx.options.kinds import Bool, Choice, Flag, Int, MemoryKind, Share
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
 
@@ -194,14 +194,13 @@ def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]
         return st.just(f"{PRINTS.name}/{FOLDERS[option.name]}")
     some = st.sampled_from(values(option))
     match option.kind:
-        case ValueKind() as kind if kind in (BOOL, FLAG):
+        case Choice() as kind if kind in (Bool, Flag):
             return st.sampled_from(kind.choices)
-        case kind if kind and option.base is int:
-            low, high = kind.limits["ge"], kind.limits["le"]
+        case Int(minimum=low, maximum=high):
             return st.integers(low, min(SMALL.get(option.name, low + 2), high))
         case MemoryKind(minimum=low):
             return st.sampled_from([size for size in (0, 2**26, 2**30, 2**31) if size >= low] or [low])
-        case kind if kind and option.base is float:
+        case kind if kind is Share:
             return st.one_of(some, st.floats(1e-9, 0.5))
     return some
 

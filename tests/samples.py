@@ -4,7 +4,7 @@ from typing import Any
 
 from msctx import plan
 from msctx.options import OPTIONS, UNSET, Option, Settings, make_layer
-from msctx.options.kinds import adapter
+from msctx.options.kinds import Bool
 from msctx.shipped import CONFIGS
 from msctx.themes import Facts
 
@@ -18,7 +18,7 @@ def example(option: Option) -> Any:
 
 def values(option: Option) -> list[Any]:
     """The closed choices of an option, its default and its example."""
-    closed = list(option.choices) or ([True, False] if adapter(option.type).json_schema().get("type") == "boolean" else [])
+    closed = list(option.choices) or ([True, False] if option.kind is Bool else [])
     return [*closed, example(option), *([option.default] if option.default is not UNSET else [])]
 
 

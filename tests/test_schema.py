@@ -16,7 +16,7 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
-from msctx.options.kinds import BOOL, FLAG, ON_OFF, ValueKind, YamlWord
+from msctx.options.kinds import Bool, Choice, Flag, OnOff, YamlWord
 from msctx.options.yaml_json import load
 
 ROOT = Path(__file__).parents[1]
@@ -45,8 +45,8 @@ def nested(path: str, value: Any) -> Any:
 def written(option: Option) -> list[Any]:
     """Every value of an option that the reference names: allowed ones, other words for them, the default, the example."""
     kind = option.kind
-    closed = kind.form.get("enum", [True, False]) if isinstance(kind, ValueKind) else []
-    closed += [YamlWord(word) for word in ("on", "OFF", "Yes", "no") if kind in (BOOL, ON_OFF, FLAG)]
+    closed = kind.form.get("enum", [True, False]) if isinstance(kind, Choice) else []
+    closed += [YamlWord(word) for word in ("on", "OFF", "Yes", "no") if kind in (Bool, OnOff, Flag)]
     return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
 
 

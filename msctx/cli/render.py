@@ -72,7 +72,7 @@ complete_subject = _complete_shipped("compare", "experiments", "workloads")
 
 def _values_of(key: str, start: str) -> list[str]:
     found = find(key)
-    schema = found.kind.form or {} if found and found.kind else {}
+    schema = found.kind.form if found else {}
     values = [True, False] if schema.get("type") == "boolean" else schema.get("enum", [])
     words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
     return [word for word in dict.fromkeys(words) if word.startswith(start)]

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from msctx.compare import layer_shapes
 from msctx.compare.layer_shapes import Workload
@@ -18,7 +16,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import Kind, Share, TextKind, ValueKind, check, nowhere, whole
+from msctx.options.kinds import Choice, Fields, Int, ListOf, Share, TextKind, check, nowhere, number_below
 from msctx.options.layers import collected
 from msctx.options.yaml_json import load, parse
 from msctx.run import sweep
@@ -40,22 +38,31 @@ MEANT_FOR = {
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
-class Keys(BaseModel):
-    """What the section ``compare`` holds."""
+KEYS = Fields(
+    {
+        "workload": TextKind("the name of a shipped workload, or a YAML file"),
+        "model": TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input"),
+        "directions": ListOf(Choice(DIRECTIONS)),
+        "phases": ListOf(Choice(PHASES)),
+        "seconds": number_below(86400, "seconds, more than 0"),
+        "repetitions": Int(1, 1000),
+        "error_limit": number_below(1, Share.allowed, null=True),
+    }
+)
+"""What the section ``compare`` holds."""
 
-    model_config = ConfigDict(extra="forbid")
 
-    workload: Annotated[str, TextKind("the name of a shipped workload, or a YAML file")] = ""
-    model: Annotated[
-        str, TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input")
-    ] = ""
-    directions: list[Annotated[str, ValueKind(DIRECTIONS)]] = [*DIRECTIONS]
-    phases: list[Annotated[str, ValueKind(PHASES)]] = [*PHASES]
-    seconds: Annotated[float, Kind("seconds, more than 0", gt=0, lt=86400)] = 1.0
+@dataclass(frozen=True)
+class Keys:
+    """What of it is no subject."""
+
+    directions: Sequence[str] = DIRECTIONS
+    phases: Sequence[str] = PHASES
+    seconds: float = 1.0
     """To be spent on each row."""
-    repetitions: Annotated[int, whole(1, 1000)] = 3
+    repetitions: int = 3
     """Runs of each choice of an experiment, after one that is not counted."""
-    error_limit: Share | None = None
+    error_limit: float | None = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""
 
 
@@ -145,7 +152,7 @@ class _Reading:
             of=of,
             base=base,
             points=tuple(found),
-            keys=Keys.model_construct(**keys),
+            keys=Keys(**keys),
             total=QUICK_TOTAL if self.given.quick else math.inf,
             layers=layers,
             given=self.given,
@@ -165,10 +172,10 @@ class _Reading:
         return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
 
     def _keys(self, section: Any, where: str = "", marks: Marks = nowhere) -> dict[str, Any]:
-        found, wrong = check(Keys, section, ("compare",), where, marks)
+        found, wrong = check(KEYS, section, ("compare",), where, marks)
         self.problems += wrong
         if found is not None:
-            return dict(found.model_dump(exclude_unset=True))
+            return dict(found)
         return {key: section[key] for key in SUBJECTS if isinstance(section, dict) and key in section}
 
     def _subject(self, keys: dict[str, Any], base: Experiment) -> str:

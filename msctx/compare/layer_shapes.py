@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
-from msctx.options.kinds import BadValue, Bool, Kind, ValueKind, check, refusal, whole
+from msctx.options.kinds import BadValue, Bool, Choice, Fields, Int, Kind, check, refusal, where
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import load
 from msctx.shipped import shipped
@@ -95,79 +94,52 @@ def _along(value: Any) -> Shape:
     return _sizes(str(value) if type(value) is int else value, 0)
 
 
-_Shape = Annotated[Shape, Kind("sizes such as 1x3x224x224", _sizes)]
-_Along = Annotated[Shape, Kind("a number, or one for each spatial axis, such as 1x1", _along)]
+_SHAPE = Kind("sizes such as 1x3x224x224", _sizes)
+_EACH = Kind("a number, or one for each spatial axis, such as 1x1", _along)
 _ALONG = ("stride", "padding", "dilation", "output_padding")
+_WORD, _ROWS = Kind("text", str), Kind("a list of layers", where(lambda rows: isinstance(rows, list) and bool(rows)))
+_WORKLOAD = Fields({"name": _WORD, "source": _WORD, "layers": _ROWS}, needed=("layers",))
+_LAYER = {"name": _WORD, "dtype": Choice(DTYPES), "count": Int(1)}
+_PRODUCT = Fields({**_LAYER, "a": _SHAPE, "b": _SHAPE, "b_transposed": Bool}, needed=("a", "b"))
+_SHAPES = {"input": _SHAPE, "weight": _SHAPE, **dict.fromkeys(_ALONG, _EACH)}
+_CONVOLUTION = Fields(
+    {**_LAYER, **_SHAPES, "groups": Int(1), "transposed": Bool, "layout": Choice(LAYOUTS)}, needed=("input", "weight")
+)
+_DEFAULTS: dict[str, Any] = {
+    "stride": (1,),
+    "padding": (0,),
+    "dilation": (1,),
+    "output_padding": (0,),
+    "groups": 1,
+    "transposed": False,
+    "dtype": DTYPES[0],
+    "layout": LAYOUTS[0],
+    "b_transposed": False,
+}
 
 
-class _Layer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    problem: ClassVar[Any]
-
-    name: Annotated[str, BeforeValidator(str)] = ""
-    dtype: Annotated[str, ValueKind(DTYPES)] = DTYPES[0]
-    count: Annotated[int, whole(1)] = 1
+def _product(a: Shape, b: Shape, **more: Any) -> Product:
+    if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
+        raise BadValue(f"{text(a)} @ {text(b)} is not a product of matrices", path=("b",))
+    return Product(a, b, **more)
 
 
-class ProductLayer(_Layer):
-    a: _Shape
-    b: _Shape
-    b_transposed: Bool = False
-
-    @property
-    def problem(self) -> Product:
-        return Product(self.a, self.b, self.b_transposed, self.dtype)
-
-    @model_validator(mode="after")
-    def _fits(self) -> ProductLayer:
-        a, b = self.a, self.b
-        if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
-            raise BadValue(f"{text(a)} @ {text(b)} is not a product of matrices", path=("b",))
-        return self
-
-
-class ConvLayer(_Layer):
-    input: _Shape
-    weight: _Shape
-    stride: _Along = (1,)
-    padding: _Along = (0,)
-    dilation: _Along = (1,)
-    output_padding: _Along = (0,)
-    groups: Annotated[int, whole(1)] = 1
-    transposed: Bool = False
-    layout: Annotated[str, ValueKind(LAYOUTS)] = LAYOUTS[0]
-
-    @property
-    def problem(self) -> ConvProblem:
-        along = {key: getattr(self, key) * (len(self.input) - 2 if len(getattr(self, key)) == 1 else 1) for key in _ALONG}
-        rest: Any = {"groups": self.groups, "transposed": self.transposed, "dtype": self.dtype, "layout": self.layout}
-        return ConvProblem(self.input, self.weight, **along, **rest)
-
-    @model_validator(mode="after")
-    def _fits(self) -> ConvLayer:
-        axes = len(self.input)
-        if axes not in (3, 4, 5) or len(self.weight) != axes:
-            raise BadValue("input and weight must have the same number of axes", allowed="3, 4 or 5 of each", path=("weight",))
-        for key in _ALONG:
-            sizes, least = getattr(self, key), int(key in ("stride", "dilation"))
-            if len(sizes) not in (1, axes - 2) or min(sizes) < least:
-                allowed = f"one number from {least} on, or {axes - 2} of them"
-                raise BadValue(f"{text(sizes)} does not fit", allowed=allowed, path=(key,))
-        try:
-            output_of(self.problem)
-        except (RuntimeError, IndexError) as error:
-            raise BadValue(f"does not fit the weight: {str(error).partition(chr(10))[0]}", path=("input",)) from None
-        return self
-
-
-class Section(BaseModel):
-    """Layers of a network for msctx compare."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[str, BeforeValidator(str)] = ""
-    source: Annotated[str, BeforeValidator(str)] = ""
-    layers: list[Any] = Field(min_length=1)
+def _convolution(input: Shape, weight: Shape, **more: Any) -> ConvProblem:
+    axes, fields = len(input), {key: more.get(key, default) for key, default in _DEFAULTS.items() if key != "b_transposed"}
+    if axes not in (3, 4, 5) or len(weight) != axes:
+        raise BadValue("input and weight must have the same number of axes", allowed="3, 4 or 5 of each", path=("weight",))
+    for key in _ALONG:
+        sizes, least = fields[key], int(key in ("stride", "dilation"))
+        if len(sizes) not in (1, axes - 2) or min(sizes) < least:
+            allowed = f"one number from {least} on, or {axes - 2} of them"
+            raise BadValue(f"{text(sizes)} does not fit", allowed=allowed, path=(key,))
+        fields[key] = sizes * (axes - 2 if len(sizes) == 1 else 1)
+    problem = ConvProblem(input, weight, **fields)
+    try:
+        output_of(problem)
+    except (RuntimeError, IndexError) as error:
+        raise BadValue(f"does not fit the weight: {str(error).partition(chr(10))[0]}", path=("input",)) from None
+    return problem
 
 
 def read(name: str) -> Workload:
@@ -189,24 +161,29 @@ def parse(document: Document, name: str) -> Workload:
         raise OptionError(problems)
     for key in data.keys() - {"workload"}:
         problems.append(Diagnostic(key, "unknown section", allowed="workload", mark=document.mark((key, ""))))
-    section, wrong = check(Section, data["workload"], ("workload",), marks=document.under("workload"))
+    section, wrong = check(_WORKLOAD, data["workload"], ("workload",), marks=document.under("workload"))
     problems += wrong
     layers: list[NetworkLayer] = []
     rows = data["workload"].get("layers")
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         marks = document.under("workload", "layers", number)
-        kind: type[_Layer] = ProductLayer if isinstance(row, dict) and "a" in row else ConvLayer
-        one, wrong = check(kind, _as_written(row, marks), marks=marks)
+        is_product = isinstance(row, dict) and "a" in row
+        found, wrong = check(_PRODUCT if is_product else _CONVOLUTION, _as_written(row, marks), marks=marks)
         problems += wrong
-        if one is None:
+        if found is None:
             continue
-        layer = NetworkLayer(one.name or f"layer {number + 1}", one.problem, one.count)
+        title, count = found.pop("name", "") or f"layer {number + 1}", found.pop("count", 1)
+        try:
+            layer = NetworkLayer(title, _product(**found) if is_product else _convolution(**found), count)
+        except BadValue as bad:
+            problems.append(bad.at(marks=marks))
+            continue
         if any(layer.name == other.name for other in layers):
             problems.append(Diagnostic("name", f"another layer is named {layer.name!r}, too", mark=marks(())))
         layers.append(layer)
     if problems or section is None:
         raise OptionError(sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0)))
-    return Workload(section.name or name, tuple(layers), section.source)
+    return Workload(section.get("name") or name, tuple(layers), section.get("source", ""))
 
 
 def _as_written(row: Any, marks: Callable[..., Any]) -> Any:
@@ -236,9 +213,8 @@ def dump(workload: Workload) -> str:
 def beside_defaults(problem: ConvProblem | Product) -> dict[str, Any]:
     """Key → value as a file has it, without those that have their default."""
     found: dict[str, Any] = {}
-    fields = (ProductLayer if isinstance(problem, Product) else ConvLayer).model_fields
     for key, value in asdict(problem).items():
         one = value[:1] if key in _ALONG and len(set(value)) == 1 else value
-        if one != fields[key].default:
+        if one != _DEFAULTS.get(key):
             found[key] = one if not isinstance(one, tuple) else one[0] if len(one) == 1 else text(one)
     return found

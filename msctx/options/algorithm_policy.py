@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from msctx.options import registry
-from msctx.options.kinds import BadValue, Size, TextKind, ValueKind, show
+from msctx.options.kinds import BadValue, Choice, Size, TextKind, show
 from msctx.shipped import KERNEL_SOURCES
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -45,9 +45,9 @@ RULES = {"conv_algo_rules": tuple(map(option_of, DIRECTIONS)), "matmul_algo_rule
 
 
 @cache
-def _algorithms(direction: str) -> ValueKind:
+def _algorithms(direction: str) -> Choice:
     kind = registry.option_of(option_of(direction)).kind
-    assert isinstance(kind, ValueKind)
+    assert isinstance(kind, Choice)
     return kind
 
 
@@ -120,15 +120,15 @@ class RulesKind(TextKind):
             raise BadValue("there are no rules in it")
         return "; ".join(map(str, rules))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+    def schema(self) -> dict[str, Any]:
         each = {
             d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *dict(_algorithms(d).aliases)]}
             for d in self._directions
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
-        algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
-        mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
-        return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
+        algorithms = {"additionalProperties": False, "minProperties": 1, "properties": each, "type": "object"}
+        mapping = {"additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1, "type": "object"}
+        return {"anyOf": [{"pattern": r"\S\s*:\s*\S", "type": "string"}, mapping]}
 
     def _rule(self, text: str) -> ConvRule:
         if not (found := re.fullmatch(r"((?!\{)[^:]*[^:\s])\s*:\s*([^:{}]+)", text)):
@@ -140,11 +140,11 @@ class RulesKind(TextKind):
             able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *dict(kind.aliases))]
             if not able:
                 names = dict.fromkeys(name for kind in kinds.values() for name in kind.choices)
-                ValueKind([*names]).parse(words[0], within=text)
+                Choice([*names]).parse(words[0], within=text)
             words = [f"{d}={words[0]}" for d in able]
         requested = {}
         for direction, _, name in (word.partition("=") for word in words):
-            direction = ValueKind(self._directions).parse(direction.strip(), within=text)
+            direction = Choice(self._directions).parse(direction.strip(), within=text)
             requested[direction] = _algorithms(direction).parse(name.strip(), within=text)
         return ConvRule(conditions, tuple((d, requested[d]) for d in self._directions if d in requested))
 
@@ -153,12 +153,12 @@ class RulesKind(TextKind):
         field, sign, pattern = word.partition("=")
         if not sign:
             return "module", word
-        ValueKind(self._fields).parse(field, within=word)
+        Choice(self._fields).parse(field, within=word)
         pattern = pattern.lower() if field == "transposed" else pattern
         if any(sign in pattern for sign in "*?["):
             return field, pattern
         if values := self._layouts if field == "layout" else VALUES.get(field):
-            ValueKind(values).parse(pattern, within=word)
+            Choice(values).parse(pattern, within=word)
         elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
             allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
             raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)

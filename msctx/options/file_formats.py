@@ -11,9 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
@@ -22,13 +20,15 @@ from msctx.options.kinds import (
     AnyText,
     BadValue,
     Bool,
+    Choice,
+    DictOf,
+    Fields,
     Int,
+    Kind,
+    ListOf,
+    Text,
     TextKind,
-    ValueKind,
     check,
-    each,
-    keys,
-    named,
     refusal,
     show,
     where,
@@ -46,7 +46,7 @@ class Format:
     """
 
     read: Callable[[str, str], Document]
-    kind: Any
+    kind: Kind
     rule: Callable[[Any], Iterator[BadValue]] | None = None
     is_file: bool = True
 
@@ -63,8 +63,8 @@ class Format:
         return found.in_order()
 
 
-def _one_of(words: str) -> Any:
-    return Annotated[str, ValueKind(words.split())]
+def _one_of(words: str) -> Choice:
+    return Choice(words.split())
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def parse_flags(text: str, file: str) -> Document:
         else:
             files.append(parse_json(content[0], token[3]))
     for inner in files:
-        wrong = check(named(AnyText), inner.data, marks=inner.mark)[1]
+        wrong = check(DictOf(AnyText), inner.data, marks=inner.mark)[1]
         found = inner.data if isinstance(inner.data, dict) else {}
         twice = {*found} & {*document.data, "path"}
         wrong += (Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))) for flag in twice)
@@ -153,12 +153,9 @@ def parse_flags(text: str, file: str) -> Document:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-_DIGITS = BeforeValidator(lambda text: int(text) if isinstance(text, str) and re.fullmatch("-?[0-9]{1,18}", text) else text)
-"""A whole number in a file that knows nothing but text."""
-
-
-_LISTED = BeforeValidator(lambda text: re.split(r"\s*,\s*", text) if isinstance(text, str) else text)
-"""Texts between commas in a file that knows no lists."""
+def _in_text(number: Int) -> Kind:
+    """A whole number in a file that knows nothing but text."""
+    return Kind(number.allowed, lambda text: number.make(int(text) if re.fullmatch("-?[0-9]{1,18}", str(text)) else text))
 
 
 def _name_or_type(text: str) -> str:
@@ -184,20 +181,14 @@ def _stays_inside(folder: str) -> bool:
     return folder not in (".", "..") and not {"/", "\\"} & {*folder}
 
 
-def _checked(allowed: str, check: Callable[[str], str], *, empty: bool = False) -> Any:
-    return Annotated[str, TextKind(allowed, check=check, empty=empty)]
-
-
-_SWITCH = ValueKind(("on", "off"), [(True, "on"), (False, "off")])
-OnOff = Annotated[str, _SWITCH]
-Text = Annotated[str, TextKind()]
-AnyName = Annotated[str, TextKind("the name of an operator, or nothing for the first or the last", empty=True)]
+_SWITCH = Choice(("on", "off"), [(True, "on"), (False, "off")])
+AnyName = TextKind("the name of an operator, or nothing for the first or the last", empty=True)
 Way = _one_of(
     "high_precision high_performance support_out_of_bound_index enable_float_32_execution enable_hi_float_32_execution "
     "keep_fp16 super_performance"
 )
 _DTYPES = "float16 float32 bfloat16 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool complex64 complex128"
-_DTYPE = ValueKind(_DTYPES.split(), [("float", "float32"), ("double", "float64")])
+_DTYPE = Choice(_DTYPES.split(), [("float", "float32"), ("double", "float64")])
 
 # --- rules between parts ----------------------------------------------------------------------------------------------
 
@@ -252,58 +243,54 @@ def _tasks_need_training(data: Mapping[str, str]) -> Iterator[BadValue]:
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
-_MOVES = keys({"to-add": each(Operator), "to-remove": each(Operator)})
-_OF_OPERATOR = keys(dict.fromkeys(("InputDtype", "OutputDtype"), Annotated[each(Annotated[str, _DTYPE]), _LISTED]))
+_MOVES = Fields({"to-add": ListOf(Operator), "to-remove": ListOf(Operator)})
+_OF_OPERATOR = Fields(dict.fromkeys(("InputDtype", "OutputDtype"), ListOf(_DTYPE, split=True)))
 _CACHE = {
-    "max_op_cache_size": Annotated[Int(-1, 2**31 - 2, zero=False), _DIGITS],
-    "remain_cache_size_ratio": Annotated[Int(1, 100), _DIGITS],
+    "max_op_cache_size": _in_text(Int(-1, 2**31 - 2, zero=False)),
+    "remain_cache_size_ratio": _in_text(Int(1, 100)),
     **dict.fromkeys(("adk_version", "ops_version"), Text),  # which CANN itself writes into the file
 }
 
-ENV_CONFIG = SPEED_UP = Format(parse_json, dict[str, Any])
-GRAPH_KERNEL_FLAGS = Format(parse_flags, dict[str, Any], is_file=False)
+ENV_CONFIG = SPEED_UP = Format(parse_json, DictOf())
+GRAPH_KERNEL_FLAGS = Format(parse_flags, DictOf(), is_file=False)
 OP_PRECISION_MODE = Format(
     partial(parse_ini, first=("ByOpType",)),
-    keys({"ByOpType": named(Way, Operator), "ByNodeName": named(Way)}),
+    Fields({"ByOpType": DictOf(Way, Operator), "ByNodeName": DictOf(Way)}),
     _one_way,
 )
 CUSTOMIZE_DTYPES = Format(
-    parse_dtypes, keys({"ByOpType": named(_OF_OPERATOR, Operator), "ByNodeName": named(_OF_OPERATOR)}), _one_way
+    parse_dtypes, Fields({"ByOpType": DictOf(_OF_OPERATOR, Operator), "ByNodeName": DictOf(_OF_OPERATOR)}), _one_way
 )
 MIXLIST = Format(
-    partial(parse_json, comments=True), keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
+    partial(parse_json, comments=True), Fields({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
 )
 _DEBUGGED = {
-    "op_debug_config": Annotated[each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")), _LISTED],
-    "op_debug_list": Annotated[each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)), _LISTED],
+    "op_debug_config": ListOf(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag"), split=True),
+    "op_debug_list": ListOf(TextKind("the name of an operator, or OpType::Type", empty=True, check=_name_or_type), split=True),
 }
-OP_DEBUG = Format(partial(parse_ini, first=()), keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom)
-_PASSES = keys(dict.fromkeys(("GraphFusion", "UBFusion"), named(OnOff)))
-FUSION_SWITCH = Format(parse_switches, keys({"Switch": _PASSES}, needed=("Switch",)))
+OP_DEBUG = Format(partial(parse_ini, first=()), Fields(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom)
+_PASSES = Fields(dict.fromkeys(("GraphFusion", "UBFusion"), DictOf(_SWITCH)))
+FUSION_SWITCH = Format(parse_switches, Fields({"Switch": _PASSES}, needed=("Switch",)))
 _TUNED = {
-    "tune_ops_name": each(Annotated[str, TextKind("the name of an operator")]),
-    "tune_ops_type": each(Annotated[str, TextKind("the type of an operator")]),
+    "tune_ops_name": ListOf(TextKind("the name of an operator")),
+    "tune_ops_type": ListOf(TextKind("the type of an operator")),
     "tune_optimization_level": _one_of("O1 O2"),
-    "feature": each(_one_of("deeper_opat nonhomo_split")),
+    "feature": ListOf(_one_of("deeper_opat nonhomo_split")),
 }
-AOE = Format(parse_json, keys(_TUNED))
+AOE = Format(parse_json, Fields(_TUNED))
 OP_CACHE = Format(  # CANN ignores the file unless both numbers are there
-    parse_ini, keys({"op_compiler_cache": keys(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
+    parse_ini, Fields({"op_compiler_cache": Fields(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
 )
 _METRICS = "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
 _PROFILED = {
-    "output": Annotated[str, TextKind("a path")],
-    "storage_limit": _checked('"<n>MB" with n from 200 to 4294967295', where(_is_amount)),
-    **dict.fromkeys(("task_trace", "task_time"), Annotated[str, ValueKind(("on", "off", "l0", "l1"), _SWITCH.aliases)]),
-    **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), OnOff),
+    "output": TextKind("a path"),
+    "storage_limit": TextKind('"<n>MB" with n from 200 to 4294967295', check=where(_is_amount)),
+    **dict.fromkeys(("task_trace", "task_time"), Choice(("on", "off", "l0", "l1"), _SWITCH.aliases)),
+    **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), _SWITCH),
     **dict.fromkeys(("fp_point", "bp_point"), AnyName),
     "aic_metrics": _one_of(_METRICS),
 }
-PROFILING = Format(parse_json, keys(_PROFILED), _tasks_need_training, is_file=False)
-
-
-def _chosen(*numbers: int) -> Any:
-    return Annotated[int, ValueKind(numbers)]
+PROFILING = Format(parse_json, Fields(_PROFILED), _tasks_need_training, is_file=False)
 
 
 _CATEGORIES = (
@@ -312,16 +299,16 @@ _CATEGORIES = (
 )
 _DUMPED_INTO = "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
 _COMMON = {
-    "op_debug_mode": _chosen(0, 3, 4),
-    "dump_mode": _chosen(0, 1, 2),
-    "input_output": _chosen(0, 1, 2),
-    "path": _checked(_DUMPED_INTO, _dump_path, empty=True),
-    "net_name": _checked("the name of a folder, without / and \\, and neither . nor ..", where(_stays_inside)),
+    "op_debug_mode": Choice((0, 3, 4)),
+    "dump_mode": Choice((0, 1, 2)),
+    "input_output": Choice((0, 1, 2)),
+    "path": TextKind(_DUMPED_INTO, empty=True, check=_dump_path),
+    "net_name": TextKind("the name of a folder, without / and \\, and neither . nor ..", check=where(_stays_inside)),
     "iteration": DumpIteration,
     "saved_data": _one_of("tensor statistic full"),
-    "kernels": each(DumpLayer),
-    "support_device": each(Int(0)),
-    "statistic_category": each(Annotated[str, ValueKind(_CATEGORIES)]),
+    "kernels": ListOf(DumpLayer),
+    "support_device": ListOf(Int(0)),
+    "statistic_category": ListOf(Choice(_CATEGORIES)),
     "overflow_number": Int(0),
     "initial_iteration": Int(0),
 }
@@ -329,8 +316,8 @@ _E2E = {
     **dict.fromkeys(("enable", "trans_flag", "save_kernel_args"), Bool),
     "stat_calc_mode": _one_of("host device"),
     "device_stat_precision_mode": _one_of("high low"),
-    "sample_mode": _chosen(0, 1),
+    "sample_mode": Choice((0, 1)),
     "sample_num": Int(1),
 }
-_DUMP = {"common_dump_settings": keys(_COMMON, needed=("path",)), "e2e_dump_settings": keys(_E2E)}
-DUMP_CONFIG = Format(parse_json, keys(_DUMP, needed=("common_dump_settings",)))
+_DUMP = {"common_dump_settings": Fields(_COMMON, needed=("path",)), "e2e_dump_settings": Fields(_E2E)}
+DUMP_CONFIG = Format(parse_json, Fields(_DUMP, needed=("common_dump_settings",)))

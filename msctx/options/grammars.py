@@ -6,10 +6,9 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 from msctx.options.kinds import BadValue, Kind, TextKind, refusal, show
-from msctx.options.switch_dataclasses import SCOPE_PASSES
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
@@ -46,13 +45,11 @@ class PartsKind(TextKind):
         self._part, self._least, self._most, self._numbers, self._repeats = part, least, most, numbers, repeats
         self._check_parts = check
         pattern = f"{_}{part.replace(' ', _)}{_}"
-        text = {
-            "type": "string",
-            "pattern": f"^{pattern}({re.escape(separator)}{pattern}){{{least - 1},{most - 1 if most else ''}}}$",
-        }
-        items = {"type": ["string", "integer"] if numbers else "string"}
-        number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-        self.form = {"anyOf": [text, {"type": "array", "items": items, "minItems": 1}, *[number] * (numbers and least == 1)]}
+        text = f"^{pattern}({re.escape(separator)}{pattern}){{{least - 1},{most - 1 if most else ''}}}$"
+        listed = {"items": {"type": ["string", "integer"] if numbers else "string"}, "minItems": 1, "type": "array"}
+        forms = [{"pattern": text, "type": "string"}, listed]
+        number = {"maximum": 10**18 - 1, "minimum": 0, "type": "integer"}
+        self.form = {"anyOf": [*forms, number] if numbers and least == 1 else forms}
 
     def _text(self, value: Any) -> str:
         return super()._text([value] if self._numbers and type(value) is int else value)
@@ -121,25 +118,21 @@ def _layers(text: str) -> str:
     return text
 
 
-def _parts(allowed: str, part: str, separator: str = ",", **about: Any) -> Any:
-    return Annotated[str, PartsKind(allowed, part, separator, **about)]
-
-
+SCOPE_PASSES = ("ScopeLayerNormPass", "ScopeClipBoxesPass")
+"""The passes that replace patterns of operators where an option names them."""
 _SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
 _STEP = f"{_LONG}( - {_LONG})?"
-DumpStep = _parts(_SOME_STEPS, _STEP, "|", most=100, numbers=True, repeats=True, check=_ascending)
-DumpIteration = _parts(
+DumpStep = PartsKind(_SOME_STEPS, _STEP, "|", most=100, numbers=True, repeats=True, check=_ascending)
+DumpIteration = PartsKind(
     f'"all", or {_SOME_STEPS}', f"({_STEP}|all)", "|", most=100, numbers=True, repeats=True, check=_alone_or_ascending
 )
-DumpLayer = Annotated[
-    str, TextKind("names of operators or modules, or name-regex(...), separated by blanks", " ", check=_layers)
-]
-InputShape = _parts(
+DumpLayer = TextKind("names of operators or modules, or name-regex(...), separated by blanks", " ", check=_layers)
+InputShape = PartsKind(
     "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, a single 0 for a scalar",
     rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
     ";",
 )
-DynamicDims = _parts(
+DynamicDims = PartsKind(
     "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
     f"{_SIZE}( , {_SIZE})*",
     ";",
@@ -149,14 +142,14 @@ DynamicDims = _parts(
     repeats=True,
     check=_as_many_sizes,
 )
-StreamParallel = _parts(
+StreamParallel = PartsKind(
     "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on", f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}"
 )
-ScopePasses = _parts(f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}", f"({'|'.join(SCOPE_PASSES)})")
-DeviceList = _parts("numbers of devices from 0 on, separated by commas, none twice", _LONG, numbers=True)
+ScopePasses = PartsKind(f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}", f"({'|'.join(SCOPE_PASSES)})")
+DeviceList = PartsKind("numbers of devices from 0 on, separated by commas, none twice", _LONG, numbers=True)
 _DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
 _SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
-ShapeRange = _parts(
+ShapeRange = PartsKind(
     "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
     f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
     ";",
@@ -186,6 +179,12 @@ def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(tuple(ends(size) for size in shape.split(",") if size) for shape in shapes)
 
 
+class _Word(Kind):
+    """A text that no separator divides."""
+
+    is_text = True
+
+
 _MODE = rf"{_}(fast1?){_}\|{_}(step|loss){_}(\|{_}([0-9]{{1,18}}(\.[0-9]{{1,18}})?){_})?"
 _RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
 """The end of the phase of low precision → lowest, highest and default ratio."""
@@ -201,22 +200,19 @@ def _train_mode(value: Any) -> str:
     return f"{speed}|{end}|{float(ratio or default)}"
 
 
-AccelerateTrainMode = Annotated[
-    str,
-    Kind(
-        "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
-        _train_mode,
-        {"type": "string", "pattern": f"^{_MODE}$"},
-    ),
-]
+AccelerateTrainMode = _Word(
+    "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
+    _train_mode,
+    {"pattern": f"^{_MODE}$", "type": "string"},
+)
 
 _NAME = r"""^[^\s'"\\]+$"""
-_NAMES = {"type": "array", "items": {"type": "string", "pattern": _NAME}, "minItems": 1}
-_PAIR = {"type": "array", "items": _NAMES, "minItems": 2, "maxItems": 2}
+_NAMES = {"items": {"pattern": _NAME, "type": "string"}, "minItems": 1, "type": "array"}
+_PAIR = {"items": _NAMES, "maxItems": 2, "minItems": 2, "type": "array"}
 _PAIRS = [
-    {"type": "string", "pattern": r"^\s*\[.*\]\s*$"},
+    {"pattern": r"^\s*\[.*\]\s*$", "type": "string"},
     _PAIR,
-    {"type": "array", "items": _PAIR, "minItems": 1, "maxItems": 1},
+    {"items": _PAIR, "maxItems": 1, "minItems": 1, "type": "array"},
 ]
 
 
@@ -234,5 +230,5 @@ def _pair(value: Any) -> str:
 
 
 _ONE_PAIR = "one pair of lists with names of operators: [['first', …], ['last', …]]"
-InOutPair = Annotated[str, Kind(_ONE_PAIR, _pair, {"anyOf": _PAIRS})]
+InOutPair = _Word(_ONE_PAIR, _pair, {"anyOf": _PAIRS})
 """One region of a model, by the names of its first and its last operators."""

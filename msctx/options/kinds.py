@@ -1,7 +1,6 @@
-"""The types of values: pydantic checks them, and what is wrong is said with what is allowed and what may have been meant.
+"""The kinds of values: what each takes, its canonical form, and what is wrong with the rest.
 
-Pydantic composes them (``list[Memory]``, ``dict[str, Bool]`` …) and collects every problem at once. Its ``Literal`` is not used:
-``Literal[0, 1]`` takes ``True`` even when strict.
+They compose (``ListOf(Memory)``, ``DictOf(Bool)`` …) and collect every problem at once. Types matter: ``True`` is no number.
 """
 
 from __future__ import annotations
@@ -9,16 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from numbers import Integral
 from os import PathLike, fspath
-from types import GenericAlias
-from typing import Annotated, Any, get_args, get_origin
-
-from typing_extensions import Required, TypedDict
+from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, nearest
-from msctx.import_hooks import collected_later
 from msctx.tables import in_words
 
 
@@ -87,6 +82,8 @@ def show(value: Any) -> str:
 
 INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
 """Stands in a file's data for what could not be read; the problem is reported already."""
+UNREADABLE = BadValue("")
+"""What is wrong with that."""
 
 
 def _plain(value: Any) -> Any:
@@ -123,58 +120,75 @@ def _as_it_is(value: Any) -> Any:
 
 
 class Kind:
-    """A scalar type: it stands last in an annotation, around pydantic's own checks of that.
+    """A type of values.
 
     Args:
         allowed: the accepted values, for messages and the reference.
-        make: a value → its canonical form, which pydantic then checks. :class:`BadValue`: it has none.
-        form: the JSON Schema of what a YAML file may hold, where that is another than pydantic's.
-        limits: what pydantic shall also check: ``ge``, ``le``, ``gt``, ``lt``.
+        make: a value → its canonical form. :class:`BadValue`, or any ValueError: it has none.
+        form: the JSON Schema of what a YAML file may hold.
+        null: whether None is taken, too.
     """
 
-    def __init__(self, allowed: str, make: Callable[[Any], Any] = _as_it_is, form: Any = None, **limits: Any) -> None:
-        self.allowed, self.make, self.form, self.limits = allowed, make, form, limits
+    is_text = False
+    """Whether a bare word of the environment or the command line is a value as it stands, ``5`` and ``true`` too."""
 
-    def parse(self, value: Any, check: Callable[[Any], Any] = _as_it_is, *, within: str = "") -> Any:
+    def __init__(self, allowed: str, make: Callable[[Any], Any] = _as_it_is, form: Any = None, *, null: bool = False) -> None:
+        self.allowed, self.make, self.null = allowed, make, null
+        self.form: dict[str, Any] = {"anyOf": [form, {"type": "null"}]} if null else form
+
+    def parse(self, value: Any, *, within: str = "") -> Any:
         """The canonical form of *value*; else :class:`BadValue`, which says what is allowed, and *within* what it stands."""
         value = _plain(value)
         try:
-            return check(self.make(value))
+            return self.make(value)
         except ValueError as error:
             bad = error if isinstance(error, BadValue) else refusal(value)
-            hint = partial(self.nearest, value, check) if bad.suggestion == "" else bad.suggestion
-            text = f"{within}: {bad.text}" if within else bad.text
+            hint = partial(self.nearest, value) if bad.suggestion == "" else bad.suggestion
+            text = "None is not a value; omit the option to leave PyTorch as it is" if value is None else bad.text
+            text = f"{within}: {text}" if within else text
             raise BadValue(text, allowed=bad.allowed or self.allowed, suggestion=hint) from None
 
-    def nearest(self, value: Any, check: Callable[[Any], Any]) -> Any:
+    def read(self, value: Any, wrong: list[BadValue], path: Keys = (), *, at_key: bool = False) -> Any:
+        """The canonical form of *value*, which stands at *path*; what is wrong with it, or with what is in it, joins *wrong*."""
+        if value is INVALID:
+            wrong.append(UNREADABLE)
+        elif not (self.null and value is None):
+            try:
+                return self._read(value, wrong, path)
+            except BadValue as bad:
+                bad.path, bad.at_key = path, at_key
+                wrong.append(bad)
+        return None
+
+    def _read(self, value: Any, wrong: list[BadValue], path: Keys) -> Any:
+        return self.parse(value)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of what a YAML file may hold."""
+        return self.form
+
+    def nearest(self, value: Any) -> Any:
         """A value that may have been meant; ``""``: nobody knows."""
         for other in _variants(value):
             with suppress(ValueError):
-                check(self.make(other))
+                self.make(other)
                 return other
         return ""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
 
-        return core_schema.no_info_wrap_validator_function(self.parse, handler(source) | self.limits)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return handler(schema) if self.form is None else dict(self.form)
-
-
-class ValueKind(Kind):
+class Choice(Kind):
     """One of a closed set of strings, numbers or truth values; other spellings lead to the canonical one.
 
     Args:
-        aliases: the other spellings, each with the choice it leads to; pairs, since True and 1 are one key.
-        meanings: choice → a few words; only a set that an option has for itself has them.
+        choices: the values; a set that an option has for itself is a dictionary: value → a few words.
+        aliases: the other spellings, each with the choice it leads to; or pairs of them, since True and 1 are one key.
     """
 
     def __init__(
-        self, choices: Sequence[Any], aliases: Sequence[tuple[Any, Any]] = (), meanings: Mapping[Any, str] | None = None
+        self, choices: Sequence[Any] | Mapping[Any, str], aliases: Sequence[tuple[Any, Any]] | Mapping[Any, Any] = ()
     ) -> None:
-        self.choices, self.aliases, self.meanings = tuple(choices), aliases, meanings or {}
+        self.choices, self.meanings = tuple(choices), choices if isinstance(choices, Mapping) else {}
+        self.aliases = [*(aliases.items() if isinstance(aliases, Mapping) else aliases)]
         self.takes_truth = any(value is True for value in (*self.choices, *dict(aliases)))
         super().__init__(", ".join(map(self._spelled, self.choices)), self._choice, self._form())
 
@@ -191,8 +205,8 @@ class ValueKind(Kind):
                     return choice
         raise refusal(words[0])
 
-    def nearest(self, value: Any, check: Callable[[Any], Any]) -> Any:
-        if (found := super().nearest(value, check)) != "" or not isinstance(value, str):
+    def nearest(self, value: Any) -> Any:
+        if (found := super().nearest(value)) != "" or not isinstance(value, str):
             return found
         spelled = {str(c).lower(): c for c in (*dict(self.aliases), *self.choices)}
         return spelled.get(nearest(value.lower(), spelled), "")
@@ -238,8 +252,8 @@ class MemoryKind(Kind):
 
     def __init__(self, allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> None:
         self.minimum, self.maximum = minimum, maximum
-        number = {"type": "integer", "minimum": minimum and max(minimum, _SMALL), "maximum": maximum}
-        super().__init__(allowed, self._size, {"anyOf": [number, {"type": "string", "pattern": _SIZES}]})
+        number = {"maximum": maximum, "minimum": minimum and max(minimum, _SMALL), "type": "integer"}
+        super().__init__(allowed, self._size, {"anyOf": [number, {"pattern": _SIZES, "type": "string"}]})
 
     def _size(self, value: Any) -> Size:
         text = str(value).strip() if isinstance(value, str) or type(value) is int else ""
@@ -263,12 +277,20 @@ class TextKind(Kind):
         check: a function of the text, which returns its canonical form or raises :class:`BadValue`.
     """
 
+    is_text = True
+
     def __init__(
-        self, allowed: str = "text", separator: str = "", *, empty: bool = False, check: Callable[[str], str] = str
+        self,
+        allowed: str = "text",
+        separator: str = "",
+        *,
+        empty: bool = False,
+        check: Callable[[str], str] = str,
+        null: bool = False,
     ) -> None:
-        text: dict[str, Any] = {"type": "string"} if empty else {"type": "string", "pattern": r"\S"}
-        listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": int(not empty)}
-        super().__init__(allowed, self._text, {"anyOf": [text, listed]} if separator else text)
+        text: dict[str, Any] = {"type": "string"} if empty else {"pattern": r"\S", "type": "string"}
+        listed: dict[str, Any] = {"items": {"type": ["string", "integer"]}, "minItems": int(not empty), "type": "array"}
+        super().__init__(allowed, self._text, {"anyOf": [text, listed]} if separator else text, null=null)
         self.separator, self._empty, self._check = separator, empty, check
 
     def _text(self, value: Any) -> str:
@@ -294,88 +316,95 @@ def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
     return read
 
 
-BOOL = ValueKind((True, False))
-"""0 and 1 are numbers here, not truth values."""
-_TRUTH = [(True, "ON"), (False, "OFF"), (1, "ON"), (0, "OFF")]
-ON_OFF = ValueKind(("ON", "OFF"), _TRUTH)
-FLAG = ValueKind((0, 1), [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
-TEXT_FLAG = ValueKind(("0", "1"), [(True, "1"), (False, "0"), ("ON", "1"), ("OFF", "0"), (1, "1"), (0, "0")])
-"""As some of CANN's options have a flag."""
-
-Bool = Annotated[bool, BOOL]
-OnOff = Annotated[str, ON_OFF]
-Flag = Annotated[int, FLAG]
-TextFlag = Annotated[str, TEXT_FLAG]
-Share = Annotated[float, Kind("a number above 0 and below 1, such as 1e-5", gt=0, lt=1)]
-Text = Annotated[str, TextKind()]
-AnyText = Annotated[str, TextKind(empty=True)]
-Path = Annotated[str, TextKind("a path", check=where(lambda text: text[:1] != "{"))]
-
-
-def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Any:
-    return Annotated[Any, MemoryKind(allowed, minimum, maximum)]
-
-
-Memory = MemoryBetween('a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero')
-
-
-def whole(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Kind:
+class Int(Kind):
     """A whole number within closed limits; by default those of 64 bits. *zero*: whether 0 is one of them."""
-    limits = "" if minimum is None else f", {minimum} or more" if maximum is None else f" from {minimum} to {maximum}"
-    low, high = (-(2**63) if minimum is None else minimum), (2**63 - 1 if maximum is None else maximum)
-    if zero:
-        return Kind(f"a whole number{limits}", ge=low, le=high)
-    form = {"type": "integer", "minimum": low, "maximum": high, "not": {"const": 0}}
-    return Kind(f"a whole number{limits}, not 0", where(lambda value: type(value) is int and value != 0), form, ge=low, le=high)
+
+    def __init__(self, minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> None:
+        limits = "" if minimum is None else f", {minimum} or more" if maximum is None else f" from {minimum} to {maximum}"
+        self.minimum, self.maximum = -(2**63) if minimum is None else minimum, 2**63 - 1 if maximum is None else maximum
+        is_one = where(lambda value: type(value) is int and self.minimum <= value <= self.maximum and (zero or value != 0))
+        form = {"maximum": self.maximum, "minimum": self.minimum, **({} if zero else {"not": {"const": 0}}), "type": "integer"}
+        super().__init__(f"a whole number{limits}" + ", not 0" * (not zero), is_one, form)
 
 
-def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
-    return Annotated[int, whole(minimum, maximum, zero=zero)]
+def number_below(maximum: int, allowed: str, *, null: bool = False) -> Kind:
+    """A number above 0."""
+    is_one = where(lambda value: type(value) in (int, float) and 0 < value < maximum)
+    form = {"exclusiveMaximum": maximum, "exclusiveMinimum": 0, "type": "number"}
+    return Kind(allowed, lambda value: float(is_one(value)), form, null=null)
 
 
-def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
-    """A closed set of values, each with what it means: ``Choice({"O0": "speed first", "O1": "memory first"})``.
-
-    Args:
-        meanings: value → a few words.
-        aliases: another spelling → the value it stands for.
-    """
-    return Annotated[Any, ValueKind([*meanings], [*(aliases or {}).items()], meanings)]
-
-
-def TextList(allowed: str, separator: str = ",") -> Any:
-    """Text whose parts are joined by *separator*; a list of the parts is taken too."""
-    return Annotated[str, TextKind(allowed, separator)]
+Bool = Choice((True, False))
+"""0 and 1 are numbers here, not truth values."""
+OnOff = Choice(("ON", "OFF"), [(True, "ON"), (False, "OFF"), (1, "ON"), (0, "OFF")])
+Flag = Choice((0, 1), [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
+TextFlag = Choice(("0", "1"), [(True, "1"), (False, "0"), ("ON", "1"), ("OFF", "0"), (1, "1"), (0, "0")])
+"""As some of CANN's options have a flag."""
+Share = number_below(1, "a number above 0 and below 1, such as 1e-5")
+Text = TextKind()
+AnyText = TextKind(empty=True)
+Path = TextKind("a path", check=where(lambda text: text[:1] != "{"))
+Memory = MemoryKind('a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero')
 
 
-# --- dictionaries and lists of them -----------------------------------------------------------------------------------
+# --- dictionaries and lists -------------------------------------------------------------------------------------------
 
 
-@cache
-def adapter(kind: Any) -> Any:
-    """The validator of a type, built on first use: to build those of all options costs 150 ms."""
-    with collected_later():
-        from pydantic import TypeAdapter
+class ListOf(Kind):
+    """A list of values of one kind. *split*: a text with commas is taken, too, as in a file that knows no lists."""
 
-        return TypeAdapter(kind)
+    def __init__(self, item: Kind, *, split: bool = False) -> None:
+        super().__init__('["a", "b"]')
+        self.item, self._split = item, split
 
-
-def keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
-    """The type of a dictionary with a closed set of keys, of which some must stand there."""
-    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
-    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
-    return kind
-
-
-def each(item: Any) -> Any:
-    return GenericAlias(list, item)
+    def _read(self, value: Any, wrong: list[BadValue], path: Keys) -> Any:
+        if self._split and isinstance(value, str):
+            value = re.split(r"\s*,\s*", value)
+        if not isinstance(value, list):
+            advice: Any = [value] if isinstance(value, str) and len(value) < 40 else ""
+            raise BadValue(f"{show(value)} is not a list", allowed=self.allowed, suggestion=advice)
+        return [self.item.read(one, wrong, (*path, number)) for number, one in enumerate(value)]
 
 
-def named(value: Any, key: Any = str) -> Any:
-    return GenericAlias(dict, (key, value))
+class DictOf(Kind):
+    """A dictionary whose values are of one kind (``None``: anything), and its keys of another."""
+
+    def __init__(self, value: Kind | None = None, key: Kind | None = None) -> None:
+        form = ({"patternProperties": {r"\S": value.form}} if value else {}) | {"type": "object"}
+        super().__init__("{key: text}", form=form)
+        self._value, self._key = value, key
+
+    def _read(self, value: Any, wrong: list[BadValue], path: Keys) -> Any:
+        found = {}
+        for key, one in _dictionary(value).items():
+            name = self._key.read(key, wrong, (*path, key), at_key=True) if self._key else key
+            found[name] = self._value.read(one, wrong, (*path, key)) if self._value else one
+        return found
 
 
-def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks = nowhere) -> tuple[Any, list[Diagnostic]]:
+class Fields(Kind):
+    """A dictionary with a closed set of keys, of which some are *needed*."""
+
+    def __init__(self, fields: Mapping[str, Kind], needed: Sequence[str] = ()) -> None:
+        super().__init__('{"key": value}')
+        self.fields, self._needed = fields, needed
+
+    def _read(self, value: Any, wrong: list[BadValue], path: Keys) -> Any:
+        given = _dictionary(value)
+        wrong += [BadValue(f"{key} is missing", path=path) for key in self._needed if key not in given]
+        for key in [key for key in given if key not in self.fields]:
+            allowed, hint = ", ".join(self.fields), nearest(str(key), self.fields)
+            wrong.append(BadValue("unknown key", allowed=allowed, suggestion=hint, path=(*path, key), at_key=True))
+        return {key: kind.read(given[key], wrong, (*path, key)) for key, kind in self.fields.items() if key in given}
+
+
+def _dictionary(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise BadValue(f"{show(value)} is not a dictionary", allowed='{"key": value}')
+    return value
+
+
+def check(kind: Kind, value: Any, name: Keys = (), where: str = "", marks: Marks = nowhere) -> tuple[Any, list[Diagnostic]]:
     """The canonical value, or ``None`` and what is wrong; what could not be read is reported already.
 
     Args:
@@ -383,47 +412,6 @@ def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks 
         where: the place, where there are no marks.
         marks: of what is within the value.
     """
-    match get_args(kind):
-        case (_, ValueKind() | TextKind() | MemoryKind() as own):
-            with suppress(BadValue):  # pydantic, whose import takes longer than a first context, would add nothing
-                return own.parse(value), []
-    from pydantic import ValidationError
-
-    try:
-        return adapter(kind).validate_python(value, strict=True), []
-    except ValidationError as error:
-        wrong = [_bad(one, kind) for one in error.errors(include_url=False)[:MOST] if one["input"] is not INVALID]
-    return None, [bad.at(name, where, marks) for bad in wrong]
-
-
-def _bad(error: Mapping[str, Any], kind: Any) -> BadValue:
-    path = tuple(part for part in error["loc"] if part != "[key]")
-    value, bad, shown = error["input"], error.get("ctx", {}).get("error"), show(error["input"])
-    match error["type"]:
-        case "missing":
-            return BadValue(f"{path[-1]} is missing", path=path[:-1])
-        case "extra_forbidden":
-            known = _keys(kind, path[:-1])
-            hint = nearest(str(path[-1]), known)
-            return BadValue("unknown key", allowed=", ".join(known), suggestion=hint, path=path, at_key=True)
-        case "list_type":
-            advice: Any = [value] if isinstance(value, str) and len(value) < 40 else ""
-            return BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=advice, path=path)
-        case "dict_type" | "model_type":
-            return BadValue(f"{shown} is not a dictionary", allowed='{"key": value}', path=path)
-    if not isinstance(bad, BadValue):  # half of a surrogate pair as a key
-        return BadValue(f"{shown} is not of the right type", path=path)
-    text = "None is not a value; omit the option to leave PyTorch as it is" if value is None else bad.text
-    hint = "" if value is None else bad.suggestion
-    return BadValue(text, allowed=bad.allowed, suggestion=hint, path=path + bad.path, at_key="[key]" in error["loc"])
-
-
-def _keys(kind: Any, path: Keys) -> list[str]:
-    """The keys that a dictionary within a value may have."""
-    for part in (*path, None):
-        while get_origin(kind) in (Annotated, Required):
-            kind = get_args(kind)[0]
-        fields = getattr(kind, "__annotations__", None)
-        if part is not None:
-            kind = fields[part] if fields else get_args(kind)[-1]
-    return list(getattr(kind, "model_fields", kind.__annotations__))
+    wrong: list[BadValue] = []
+    found = kind.read(value, wrong)
+    return None if wrong else found, [bad.at(name, where, marks) for bad in wrong[:MOST] if bad is not UNREADABLE]

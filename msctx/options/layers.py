@@ -82,7 +82,7 @@ def carried_layer(environment: Mapping[str, str]) -> Layer:
     settings = {}
     for row in read_carried(environment).get("settings", ()):
         option = OPTIONS[row["option"]]
-        settings[row["spelling"]] = Setting(**{**row, "option": option, "value": check(option.type, row["value"])[0]})
+        settings[row["spelling"]] = Setting(**{**row, "option": option, "value": check(option.kind, row["value"])[0]})
     return Layer(settings)
 
 
@@ -228,7 +228,7 @@ def _spelling(variable: str) -> str:
 
 def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
-    if (option is None or option.base is not str) and text[:1] == "{" and not ge_key(spelling)[1]:
+    if (option is None or not option.is_text) and text[:1] == "{" and not ge_key(spelling)[1]:
         from msctx.options.yaml_json import parse
 
         return parse(text, where).data

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from functools import cache, partial
-from typing import Annotated
 
 from msctx.errors import nearest_of
 from msctx.options.kinds import BadValue, TextKind, show
@@ -65,6 +64,6 @@ def _nearest(name: str) -> str:
 
 
 _ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
-Operator = Annotated[str, TextKind(_ALLOWED, check=_operator)]
-Operators = Annotated[str, TextKind(_ALLOWED, ",", check=lambda text: ",".join(map(_operator, text.split(","))))]
+Operator = TextKind(_ALLOWED, check=_operator)
+Operators = TextKind(_ALLOWED, ",", check=lambda text: ",".join(map(_operator, text.split(","))))
 """Several of them, separated by commas."""

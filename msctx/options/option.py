@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from msctx.options.kinds import Kind, ValueKind
+from msctx.options.kinds import Choice, Kind
 
 if TYPE_CHECKING:
     from msctx.options.file_formats import Format
@@ -63,7 +63,7 @@ class Option:
     """One option, declared once; everything else about it is derived from this row."""
 
     name: str  # the flat name, or ``namespace.key`` where the flat name means something else
-    type: Any  # the annotation that validates a value (see :mod:`msctx.options.kinds`)
+    kind: Kind  # what values it takes
     _: KW_ONLY
     help: str  # one paragraph for people: what it does, in our own words
     default: Any = UNSET  # the value that MindSpore (or CANN) has when nobody sets it; msctx never assigns it by itself
@@ -96,19 +96,9 @@ class Option:
         return self.defaults.get(spelling.partition(".")[0], self.default)
 
     @property
-    def kind(self) -> Kind | None:
-        """The kind that checks the value, if it is a single scalar."""
-        return next((k for k in getattr(self.type, "__metadata__", ()) if isinstance(k, Kind)), None)
-
-    @property
-    def base(self) -> Any:
-        """Python's type of a single scalar that has no closed set of values."""
-        return None if isinstance(self.kind, ValueKind) else getattr(self.type, "__origin__", None)
-
-    @property
     def choices(self) -> tuple[Any, ...]:
         """The values of an option that has a closed set of its own."""
-        return self.kind.choices if isinstance(self.kind, ValueKind) and self.kind.meanings else ()
+        return self.kind.choices if isinstance(self.kind, Choice) and self.kind.meanings else ()
 
     @property
     def format(self) -> Format | None:
@@ -128,7 +118,7 @@ class Option:
     @property
     def is_text(self) -> bool:
         """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
-        return self.base is str
+        return self.kind.is_text and not self.kind.null
 
 
 GPU, ASCEND = "mindspore.set_context(gpu_config)", "mindspore.set_context(ascend_config)"

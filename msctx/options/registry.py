@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
-from msctx.options.kinds import BOOL, INVALID, Keys, ValueKind, check, dotted, nowhere, show
+from msctx.options.kinds import INVALID, Bool, Choice, Int, Keys, check, dotted, nowhere, show
 from msctx.options.option import Option
 from msctx.options.rules import YIELDING, Layer, Setting, exclusions
 from msctx.options.source_positions import read_file, scalar
@@ -181,7 +181,7 @@ class _Reading:
                 self.problems.append(_unknown(spelling, self.origin, marks((*path, "")), value))
             return
         given = _from_words(option, value) if is_text else value
-        value, wrong = check(option.type, given, (spelling,), self.origin, lambda at: marks((*path, *at)))
+        value, wrong = check(option.kind, given, (spelling,), self.origin, lambda at: marks((*path, *at)))
         if wrong:
             hint = instead(f"{option.name}={show(given)}")
             self.problems += [replace(one, suggestion=hint or one.suggestion) for one in wrong]
@@ -242,7 +242,7 @@ def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
     option = find(spelling)
     if not isinstance(text, str) or ge_key(spelling)[1] or (option is not None and option.is_text):
         return text
-    return text == "1" if bits and option is not None and option.kind is BOOL and text in ("0", "1") else scalar(text)
+    return text == "1" if bits and option is not None and option.kind is Bool and text in ("0", "1") else scalar(text)
 
 
 _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
@@ -255,9 +255,9 @@ def _from_words(option: Option, text: Any) -> Any:
         return text
     text = _GE_WORDS.get(option.name, {}).get(text, text)
     kind = option.kind
-    if isinstance(kind, ValueKind) and kind.takes_truth and not option.choices:
+    if isinstance(kind, Choice) and kind.takes_truth and not option.choices:
         return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower(), text)
-    is_number = option.base is int or any(isinstance(choice, int) for choice in option.choices)
+    is_number = isinstance(kind, Int) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 

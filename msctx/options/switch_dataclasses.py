@@ -88,7 +88,6 @@ WITHOUT_A_TWIN = {
     "TbePool2dQuantFusionPass": "inductor fuses by loops: UBFusion has the one switch ALL here",
 }
 """Pass → why nothing stands for it."""
-SCOPE_PASSES = ("ScopeLayerNormPass", "ScopeClipBoxesPass")
 
 
 @dataclass(frozen=True, slots=True)

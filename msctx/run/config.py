@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.kinds import INVALID, BadValue, Int, Kind, TextKind, check, keys, nowhere, where
+from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
 from msctx.options.layers import collected, environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
 from msctx.options.source_positions import Document
@@ -31,7 +31,7 @@ from msctx.themes import Facts
 _NAME = Kind(
     "letters, digits, dots, dashes and underscores: it names the folder of the run",
     where(lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w.-]+", value) and value.strip("."))),
-    {"type": "string", "pattern": r"\S"},
+    {"pattern": r"\S", "type": "string"},
 )
 _ARGUMENTS = Kind(  # the values are the entry's own matter
     "a dictionary of named arguments: {name: value}",
@@ -40,13 +40,13 @@ _ARGUMENTS = Kind(  # the values are the entry's own matter
 )
 ENTRY = "package.module:function, path/to/file.py:function, or the path of a script"
 _EXPERIMENT = {
-    "name": Annotated[str, _NAME],
-    "entry": Annotated[str, TextKind(ENTRY)],
-    "args": Annotated[dict[str, Any], _ARGUMENTS],
+    "name": _NAME,
+    "entry": TextKind(ENTRY),
+    "args": _ARGUMENTS,
     "seed": Int(0, 2**32 - 1),
 }
-_RECORD = {"dir": Annotated[str, TextKind("the folder in which run directories are made")]}
-SECTIONS = {"experiment": keys(_EXPERIMENT), "record": keys(_RECORD)}
+_RECORD = {"dir": TextKind("the folder in which run directories are made")}
+SECTIONS = {"experiment": Fields(_EXPERIMENT), "record": Fields(_RECORD)}
 """What a file may hold beside ``context:``."""
 
 COMPARED = ("compare", "axes")
@@ -224,7 +224,7 @@ class _Source:
         self._check()
 
     def _check(self) -> None:
-        for section, kind in {"context": dict[str, Any], **SECTIONS}.items():
+        for section, kind in {"context": DictOf(), **SECTIONS}.items():
             marks = self.document.under(section) if self.document else nowhere
             found, wrong = check(kind, self.found[section], (section,), self.where, marks)
             self.found[section] = found or {}

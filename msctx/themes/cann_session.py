@@ -9,7 +9,7 @@ from typing import Any
 
 from msctx.options import DEVICES, Setting, known_to_ge
 from msctx.options.grammars import AccelerateTrainMode, DeviceList, StreamParallel
-from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Text, TextFlag
+from msctx.options.kinds import AnyText, Bool, Choice, DictOf, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, extension, session_option
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
@@ -63,11 +63,11 @@ OPTIONS = (
         ge="ge.exec.atomicCleanPolicy", source=ASCEND,
         help="How the memory that accumulating operators add into is zeroed: 0 all of it together, 1 just before each "
              "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0."),
-    ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"},
+    ascend_option("ge_options.global", DictOf(AnyText, Text), example={"ge.opSelectImplmode": "high_precision"},
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key "
              "that is an option here acts as that option does and wins over it; the others are handed on to CANN. Both "
              "ge_options and the group ascend_config apply only to Ascend."),
-    ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"},
+    ascend_option("ge_options.session", DictOf(AnyText, Text), example={"ge.exec.atomicCleanPolicy": "1"},
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
              "those of ge_options.global are; here too ge_options and the group ascend_config apply only to Ascend."),
     ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from msctx.options import Setting
 from msctx.options.algorithm_policy import (
@@ -20,7 +20,7 @@ from msctx.options.algorithm_policy import (
     requested_by,
     rules_of,
 )
-from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
+from msctx.options.kinds import Bool, Choice, Flag, MemoryKind, Share
 from msctx.options.option import extension, gpu_option, session_option
 from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, once, reason, refused
@@ -99,11 +99,11 @@ OPTIONS = (
              "as shares of the largest sum of magnitudes. float16 and bfloat16 round more by themselves: it does not "
              "apply to them."),
     extension("conv_workspace_limit",
-        MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
+        MemoryKind('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
         example="256MB", devices=("cpu", "cuda"),
         help="The most memory that an algorithm may take for one convolution in addition to its tensors. One that needs more does "
              "not run: choices() shows what it would have needed."),
-    extension("conv_algo_rules", Annotated[str, CONVOLUTION_RULES],
+    extension("conv_algo_rules", CONVOLUTION_RULES,
         example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}, devices=("cpu", "cuda"),
         help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and those of "
              "gradients. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.options import Setting
-from msctx.options.kinds import Bool, Int, OnOff, TextList
+from msctx.options.kinds import Bool, Int, OnOff, TextKind
 from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
 from msctx.options.switch_dataclasses import DeterministicExcept
@@ -31,7 +31,7 @@ OPTIONS = (
              "group, else the launcher's, else 0."),
     extension("deterministic_warn_only", Bool, default=False, example=True,
         help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising."),
-    extension("deterministic_except", TextList("names of operators or modules separated by blanks", separator=" "),
+    extension("deterministic_except", TextKind("names of operators or modules separated by blanks", separator=" "),
         example="upsample_bilinear2d decoder.*",
         help="The operators and modules that deterministic=ON leaves out, such as those that have no deterministic kernel and would "
              "raise; * matches any characters. Their backward passes are left out, too. A warning lists names that match nothing."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int, TextKind
@@ -19,7 +19,7 @@ def _renamed(name: str) -> tuple[str, ...]:
 
 # fmt: off
 OPTIONS = (
-    ascend_option("parallel_speed_up_json_path", Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
+    ascend_option("parallel_speed_up_json_path", TextKind("a path, or null for none", empty=True, null=True),
         default=None, example="parallel_speed_up.json", content="SPEED_UP",
         help="A JSON file of switches that let communication between devices overlap with computation, or that bundle "
              "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
-from typing import Annotated, Any
+from typing import Any
 
 from msctx.options import Setting
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, RECORDED, ConvPolicy
@@ -91,7 +91,7 @@ OPTIONS = (
         help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for "
              "batches of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it."),
     Option("graph_kernel_flags",
-        Annotated[str, TextKind("flags such as --opt_level=2", " ", empty=True)], default="",
+        TextKind("flags such as --opt_level=2", " ", empty=True), default="",
         example="--opt_level=2 --dump_as_text", content="GRAPH_KERNEL_FLAGS",
         help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far "
              "fusion goes, --dump_as_text writes what the passes did, --path=FILE reads flags from a JSON file. A bare flag means "

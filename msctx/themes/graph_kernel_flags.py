@@ -10,7 +10,7 @@ from platform import machine
 from types import MappingProxyType
 from typing import Any
 
-from msctx.options.kinds import Bool, Choice, Int, Text, TextList
+from msctx.options.kinds import Bool, Choice, Int, Kind, Text, TextKind
 from msctx.options.option import DEVICES, FLAGS_SOURCE, UNSET, Option
 
 GROUP = "graph_kernel_flags"
@@ -21,7 +21,7 @@ PATTERN = "pattern."
 DUMP = "dump_as_text"
 DUMPS = "graph_kernel_dump"
 
-Names = TextList("names separated by commas")
+Names = TextKind("names separated by commas", ",")
 Count = Int(0, 2**31 - 1)
 CPU, CUDA = ("cpu",), ("cuda",)
 
@@ -63,7 +63,7 @@ class Flag:
     """
 
     name: str
-    type: Any
+    kind: Kind
     help: str
     settings: Mapping[str, Mapping[Any, Any] | Callable[[Any], Any]] = field(default_factory=dict)
     why_not: str = ""
@@ -76,7 +76,7 @@ class Flag:
 
     def option(self) -> Option:
         about = {"example": self.example, "default": self.default, "devices": self.devices, "source": self.source}
-        return Option(f"{GROUP}.{self.name}", self.type, help=self.help, **about)
+        return Option(f"{GROUP}.{self.name}", self.kind, help=self.help, **about)
 
 
 def _refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 from msctx.options import Setting
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, PRODUCT_RULES, requested_by
@@ -80,7 +79,7 @@ OPTIONS = (
              "with sums in float32 and errors like those of float32 (choices() has each one's bound); values that these "
              "numbers cannot carry (Inf, NaN) are computed in float32. Unset they may; false allows only float32 itself"
              ", even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
-    extension("matmul_algo_rules", Annotated[str, PRODUCT_RULES],
+    extension("matmul_algo_rules", PRODUCT_RULES,
         example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
         help="matmul_algo for single matmuls, by module path or by problem; a rule wins over matmul_algo. The first rule that "
              "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "

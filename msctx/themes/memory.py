@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from msctx.options import Setting
-from msctx.options.kinds import Bool, Choice, Memory, MemoryBetween, OnOff, Size
+from msctx.options.kinds import Bool, Choice, Memory, MemoryKind, OnOff, Size
 from msctx.options.option import SESSION, Option, session_option
 from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When, is_above_one
 from msctx.tables import in_words
@@ -21,12 +21,12 @@ OPTIONS = (
     Option("max_device_memory", Memory, default=Size(1024 * GB), example="4GB", also=("runtime.set_memory.max_size",),
         help="The most memory that this process may take on the device through torch's allocator; requesting more raises "
              "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one."),
-    Option("variable_memory_max_size", MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
+    Option("variable_memory_max_size", MemoryKind('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
         devices=("cuda", "ascend"), replaced_by="max_device_memory",
         help="Formerly the size of the memory for a model's parameters. MindSpore deprecates it in favour of "
              "max_device_memory, which caps parameters and everything else together; torch has no memory only for parameters"
              "."),
-    Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
+    Option("mempool_block_size", MemoryKind('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
         defaults={"runtime": Size(2 * GB)}, also=("runtime.set_memory.increase_size",),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "

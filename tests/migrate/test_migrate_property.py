@@ -13,22 +13,23 @@ from msctx import migrate
 from msctx.errors import OptionError
 from msctx.migrate.migration import canonical
 from msctx.options import OPTIONS, UNSET, Option, find, make_layer
-from msctx.options.kinds import ValueKind
+from msctx.options.kinds import Choice, Int, Kind, MemoryKind, Share, TextKind
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-BY_TYPE = {
-    int: st.integers(-2, 5000),
-    float: st.floats(-1, 2),
-    Any: st.sampled_from(["1GB", "4GB", "2.5GiB", 2**31, "nothing"]),
-    str: st.one_of(TEXT, st.sampled_from(["on", "No", "null", "1e3", "0x10", "2001-01-01", "~", "- a", "a: b", "#"])),
+BY_KIND: dict[type[Kind], st.SearchStrategy[Any]] = {
+    Int: st.integers(-2, 5000),
+    MemoryKind: st.sampled_from(["1GB", "4GB", "2.5GiB", 2**31, "nothing"]),
+    TextKind: st.one_of(TEXT, st.sampled_from(["on", "No", "null", "1e3", "0x10", "2001-01-01", "~", "- a", "a: b", "#"])),
 }
 
 
 def values(option: Option) -> st.SearchStrategy[Any]:
     examples = st.just(option.example) if option.example is not UNSET else st.nothing()
-    if isinstance(option.kind, ValueKind):
+    if isinstance(option.kind, Choice):
         return st.one_of(examples, st.sampled_from(option.kind.form.get("enum", [True, False])))
-    return st.one_of(examples, BY_TYPE.get(option.base, st.nothing()))
+    if option.kind is Share:
+        return st.one_of(examples, st.floats(-1, 2))
+    return st.one_of(examples, *(drawn for kind, drawn in BY_KIND.items() if isinstance(option.kind, kind)))
 
 
 # A relative path of a file that msctx writes is meant from the folder it stands in: the same text is not the same value.

@@ -153,7 +153,7 @@ def test_a_group_in_the_environment_is_a_dictionary() -> None:
         environment_layers({"MSCTX_GPU_CONFIG": "false"})
 
 
-EXAMPLES = [(o.name, o.example) for o in OPTIONS.values() if o.example is not None and not check(o.type, o.example)[1]]
+EXAMPLES = [(o.name, o.example) for o in OPTIONS.values() if o.example is not None and not check(o.kind, o.example)[1]]
 EXAMPLES.append(("max_device_memory", "1KB"))
 
 
