@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from msctx.errors import MsctxWarning, SwitchError
 from msctx.native import process_group
 from msctx.observers import steps
-from msctx.switches.base import Switch
+from msctx.switches.base import LateError, Switch
 from msctx.tables import in_words
 
 Module = Callable[[], Any]
@@ -248,18 +248,6 @@ def _send(text: str, *ignored: type[Exception]) -> None:
                 _C._accelerator_setAllocatorSettings(step)
 
 
-def _complaint(text: str, *, keep: bool) -> str:
-    """Send a text, and take it back where torch does not like it, or where it need not be kept; returns torch's complaint."""
-    found, complaint, refusals = _text(), "", (ValueError, IndexError, RuntimeError)
-    try:
-        _send(text)
-    except refusals as error:
-        complaint = f"torch does not take {text}: {str(error).splitlines()[0]}"
-    if complaint or not keep:
-        _send(found, *refusals)  # torch may not have liked the user's text either
-    return complaint
-
-
 def _over(value: Mapping[str, Any] | None) -> str:
     """The text in effect with *value* laid over it: some keys of DEFAULTS, or ``None``."""
     return join(parse(_text()) | {key: str(new) for key, new in value.items()}) if value else _text()
@@ -271,8 +259,12 @@ def _read_settings() -> dict[str, Any] | None:
 
 
 def _write_settings(value: Mapping[str, Any] | None) -> None:
-    if complaint := _complaint(_over(value), keep=True):
-        raise SwitchError(complaint)
+    found, text, refusals = _text(), _over(value), (ValueError, IndexError, RuntimeError)
+    try:
+        _send(text)
+    except refusals as error:
+        _send(found, *refusals)  # torch may not have liked the user's text either
+        raise LateError(f"torch does not take {text}: {str(error).splitlines()[0]}") from None
 
 
 def _restore_settings(text: str) -> None:
@@ -283,8 +275,7 @@ def _restore_settings(text: str) -> None:
 def _settings_blocked(value: Mapping[str, Any] | None) -> str:
     if not has_settings():
         return f"torch {torch.__version__} has no settings of its allocators that can be set late"
-    text = _over(value)
-    return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
+    return obstacle(parse(_over(value)), npu=npu_is_here())
 
 
 SWITCHES = (

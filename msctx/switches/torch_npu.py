@@ -193,30 +193,18 @@ SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
 """What exception_dump has CANN write → its word for it."""
 
 
-def _acl_init() -> tuple[dict[str, Any], str]:
-    """What is in the user's file, else in torch_npu's own; and why it cannot be read."""
+def _exception_dump() -> str | None:
+    """What aclInit is or was given: our files have it in their names. ``None``: a file of the program's own says it."""
     if (path := os.environ.get(ACL_INIT)) is None:
-        return {"dump": {"dump_scene": "lite_exception"}}, ""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        is_object = isinstance(found, dict) and isinstance(found.get("dump", {}), dict)
-    except OSError as error:
-        return {}, str(error.strerror)
-    except ValueError:
-        is_object = False
-    return (found, "") if is_object else ({}, "not a JSON object")
-
-
-def _exception_dump() -> str:
-    """What aclInit is or was given."""
-    scene = _acl_init()[0].get("dump", {}).get("dump_scene")
-    return "1" if scene == SCENES["1"] else "2" if scene in (SCENES["2"], "lite_exception") else "0"
+        return "2"  # torch_npu's own words for it
+    found = re.match(r"msctx_acl_([012])_", Path(path).name)
+    return found and found[1]
 
 
 def _no_exception_dump(value: str) -> str:
     """Why another dump cannot be requested."""
-    if why := _acl_init()[1]:
-        return f"{ACL_INIT}={os.environ[ACL_INIT]}: {why}; fix it, or unset the variable"
+    if _exception_dump() is None:
+        return f"{ACL_INIT} is set: give that file the dump_scene, or unset the variable"
     return is_late("exception_dump")
 
 
@@ -224,18 +212,14 @@ def _write_exception_dump(value: str) -> None:
     """A file as CANN 8.3 and newer want it names the device; older ones do not take one that does."""
     from torch_npu.npu.utils import get_cann_version
 
-    found, _ = _acl_init()
-    dump = {key: of_users for key, of_users in found.pop("dump", {}).items() if key != "dump_scene"}
     version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
-    if version is None or (int(version[1]), int(version[2])) >= (8, 3):
-        found.setdefault("defaultDevice", {"default_device": "0"})
+    is_older = version is not None and (int(version[1]), int(version[2])) < (8, 3)
+    content: dict[str, Any] = {} if is_older else {"defaultDevice": {"default_device": "0"}}
     if value != "0":
-        dump["dump_scene"] = SCENES[value]
-    if dump:
-        found["dump"] = dump
-    handle, name = tempfile.mkstemp(prefix="msctx_acl_", suffix=".json")
+        content["dump"] = {"dump_scene": SCENES[value]}
+    handle, name = tempfile.mkstemp(prefix=f"msctx_acl_{value}_", suffix=".json")
     with open(handle, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+        json.dump(content, file)
     atexit.register(_remove, name, os.getpid())
     _init_path.set(name)
 
