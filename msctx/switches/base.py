@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -118,7 +118,7 @@ def slot(name: str, place: str, *of: Any, **more: Any) -> Switch:
     return Switch(name, reading(f"{place}.read"), writing(f"{place}.write", None, *of), state=state, **more)
 
 
-# --- where paths lead that are opened later: as when they were set, whatever directory the program is in by then ----------
+# --- paths that are opened later lead where they did when they were set, whatever directory the program is in by then ---------
 
 OF_THE_ENGINE = frozenset(
     {"ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.exec.opDebugConfig", "ge.fusionSwitchFile"}
@@ -127,34 +127,26 @@ OF_THE_TUNER = frozenset({"path", "file"})
 Texts = Mapping[str, Any] | None
 
 
-class Kept:
-    """Texts by their keys, as they are wanted and as they are in force: a path that stays the same text stays the same place."""
+def place(path: str | None) -> str | None:
+    """Where it leads now."""
+    return path and os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
 
-    def __init__(self, is_path: Callable[[str], bool]) -> None:
-        self._is_path = is_path
-        self.given: Texts = None
-        self.led: Texts = None
+
+class Placed:
+    """Texts by their keys, of which some are *paths*."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        self._paths = paths
+        self.now: Texts = None
 
     def placed(self, texts: Texts) -> Texts:
-        return texts and {key: self._placed(key, text) for key, text in texts.items()}
-
-    def _placed(self, key: str, text: Any) -> Any:
-        if not text or not self._is_path(key):
-            return text
-        is_same = (self.given or {}).get(key) == text
-        return self.led[key] if self.led and is_same else os.path.abspath(os.path.expandvars(os.path.expanduser(text)))
+        return texts and {key: place(text) if key in self._paths else text for key, text in texts.items()}
 
     def read(self) -> Any:
-        return self.led and dict(self.led)
+        return self.now and dict(self.now)
 
     def holds(self, texts: Any) -> bool:
-        return self.placed(texts) == self.led
+        return self.placed(texts) == self.now
 
     def write(self, texts: Any) -> None:
-        self.given, self.led = texts, self.placed(texts)
-
-    def save(self) -> Any:
-        return self.given, self.led
-
-    def load(self, found: Any) -> None:
-        self.given, self.led = found
+        self.now = self.placed(texts)

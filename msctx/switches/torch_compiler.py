@@ -20,7 +20,7 @@ from torch._logging._internal import log_registry
 from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
 from msctx.native import precision, process_group
-from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, Texts, of, slot
+from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, Texts, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
@@ -119,13 +119,10 @@ PATHS = {"debug_dir", "save_graphs_path", *OF_THE_ENGINE, *(f"tuner.{key}" for k
 """The keys that name a place: the same text under another directory is another content."""
 
 
-class _Apart(threading.local, Kept):
-    def __init__(self) -> None:
-        super().__init__(PATHS.__contains__)
-
+class _Apart(threading.local, Placed):
     @property
     def content(self) -> Content | None:
-        return tuple(self.led.items()) if self.led else None
+        return tuple(self.now.items()) if self.now else None
 
     def write(self, texts: Texts) -> None:
         super().write(texts)
@@ -137,16 +134,15 @@ class _Apart(threading.local, Kept):
             torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
 
     def save(self) -> Any:
-        return super().save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
+        return self.now, torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
 
     def load(self, found: Any) -> None:
-        texts, dtype, enabled = found
-        super().load(texts)
+        self.now, dtype, enabled = found
         torch.set_autocast_dtype(_DEVICE, dtype)
         torch.set_autocast_enabled(_DEVICE, enabled)
 
 
-_here = _Apart()
+_here = _Apart(PATHS)
 
 
 def _note() -> None:

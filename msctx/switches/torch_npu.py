@@ -18,7 +18,7 @@ from typing import Any
 from msctx.import_hooks import when_imported
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, npu, npu_is_here, synchronize_each_op, wait
-from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, variable
+from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, of, place, variable
 
 
 def soc_name() -> str | None:
@@ -67,22 +67,13 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
 
 
 def _folder(option: Switch) -> Switch:
-    """The same, for an option that names a folder. A path that is in force leads where it did when it was set."""
-    kept = Kept(lambda key: True)
-
-    def placed(path: str | None) -> Any:
-        return (kept.placed({"folder": path}) or {})["folder"]
-
-    def write(path: str | None) -> None:
-        option.set(placed(path))
-        kept.write({"folder": path})
-
-    def load(found: tuple[Any, Any]) -> None:
-        option.put_back(found[0])
-        kept.load(found[1])
-
-    state = lambda: (option.read(), kept.save()), load
-    return replace(option, write=write, satisfied=lambda path: option.is_satisfied(placed(path)), state=state)
+    """The same, for an option that names a folder."""
+    return replace(
+        option,
+        write=lambda path: option.set(place(path)),
+        satisfied=lambda path: option.is_satisfied(place(path)),
+        state=(option.read, option.put_back),
+    )
 
 
 def _cube_math_type() -> str | None:
@@ -265,9 +256,9 @@ DUMPS = (
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
 
 
-class _Engine(Kept):
+class _Engine(Placed):
     def read(self) -> dict[str, str] | None:
-        return dict((self.led if _initialised() is None else _Sent.engine) or {}) or None
+        return dict((self.now if _initialised() is None else _Sent.engine) or {}) or None
 
     def holds(self, texts: Any) -> bool:
         """Whether the engine has these; others that it has beside them stay."""
@@ -287,8 +278,7 @@ class _Engine(Kept):
         )
 
 
-_engine = _Engine(OF_THE_ENGINE.__contains__)
-_graph, _tuner = Kept(OF_THE_ENGINE.__contains__), Kept(OF_THE_TUNER.__contains__)
+_engine, _graph, _tuner = _Engine(OF_THE_ENGINE), Placed(OF_THE_ENGINE), Placed(OF_THE_TUNER)
 """As they are wanted; torchair requests them when it compiles a graph, and gets nothing where nothing is wanted."""
 
 
@@ -316,8 +306,8 @@ def _into_torchair() -> None:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if _tuner.led is not None and self.config.aoe_config.aoe_mode.value is None:
-            self._config = _tuning(self.config, _tuner.led)
+        if _tuner.now is not None and self.config.aoe_config.aoe_mode.value is None:
+            self._config = _tuning(self.config, _tuner.now)
 
     graphs.__init__ = made
     graphs._normalize_ge_option = lambda self: _merged(*normal(self))
@@ -328,9 +318,9 @@ when_imported(CONVERTER, _into_torchair)
 
 
 def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    ours = {key: value for key, value in (_graph.led or {}).items() if key not in DUMPS}
+    ours = {key: value for key, value in (_graph.now or {}).items() if key not in DUMPS}
     if _initialised() is None:
-        _Sent.engine = dict(_engine.led or {})
+        _Sent.engine = dict(_engine.now or {})
         _Sent.hf32 = {ALLOW_HF32: AS_SWITCHED * 2} if ALLOW_HF32 in ours else {}
     graph = graph | _Sent.hf32 | ours
     if AS_SWITCHED in (digits := graph.get(ALLOW_HF32, "")):
@@ -342,7 +332,7 @@ def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, st
 def _dumps() -> dict[str, str]:
     """What is to be dumped of the graph that is about to be compiled. torchair's list has one path and one mode, those of its first
     graph: each settings have their own, and so have the graphs that the program has dumped itself."""
-    found = {key: value for key, value in (_graph.led or {}).items() if key in DUMPS}
+    found = {key: value for key, value in (_graph.now or {}).items() if key in DUMPS}
     if found != _Sent.dumped:
         converter: Any = sys.modules[CONVERTER]
         if not _Sent.dumped:
