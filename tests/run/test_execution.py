@@ -118,7 +118,8 @@ def test_a_command_that_does_not_use_the_options(run, folder):
 @pytest.mark.parametrize(("watches", "strict", "code"), [(True, "true", 0), (False, "false", 0), (False, "true", 7)])
 def test_an_option_that_did_nothing_in_any_process(run, folder, watches, strict, code):
     program = (
-        "import msctx, subprocess, sys, torch; model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))\n"
+        "import msctx, subprocess, sys, torch; from torch.nn import Linear, Sequential\n"
+        "model = Sequential(Sequential(Linear(2, 2)), Sequential(Linear(2, 2)))\n"
         f"if sys.argv[1:]: {watches} and msctx.current().watch(model)\n"
         "else: subprocess.run([sys.executable, __file__, 'again'], check=True)"
     )
