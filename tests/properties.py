@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from samples import values
 from torch import _C
 
+from msctx.errors import MsctxError
 from msctx.options import OPTIONS, Option, device_of
 from msctx.options.kinds import Bool, Choice, Flag, Int, MemoryKind, Share
 from msctx.switches import SWITCHES
@@ -47,6 +48,10 @@ class Failure(Exception):
 
 class Stop(BaseException):
     """The same, of the kind that `except Exception` lets through, as KeyboardInterrupt."""
+
+
+ENDS = Failure, Stop, KeyboardInterrupt, MsctxError
+"""How a block may end: msctx refuses what contradicts itself."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Runner:
                     self.run(child)
                 if block.raises:
                     raise block.raises
-        except (Failure, Stop, KeyboardInterrupt):
+        except ENDS:
             assert self.state() == before
             if not block.catches:
                 raise
@@ -99,7 +104,7 @@ class Runner:
         try:
             for block in program:
                 self.run(block)
-        except (Failure, Stop, KeyboardInterrupt):
+        except ENDS:
             pass
         assert self.state() == before
 

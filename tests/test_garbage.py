@@ -119,22 +119,9 @@ wrong = st.one_of(
 dictionaries = st.lists(st.one_of(right, right, right, wrong), max_size=8).map(dict)
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """The same with dictionaries in place of dotted names, where no key stands in the way."""
-    made: dict[str, Any] = {}
-    for name, value in flat.items():
-        at = made
-        *groups, last = name.split(".")
-        for group in groups:
-            at = at.setdefault(group, {}) if isinstance(at.get(group, {}), dict) else made
-        at[last] = value
-    return made
-
-
 @settings(max_examples=80, **common)
-@given(options=dictionaries, nest=st.booleans())
-def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: dict[str, Any], nest: bool) -> None:
-    options = nested(options) if nest else options
+@given(options=dictionaries)
+def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: dict[str, Any]) -> None:
     before = exact_state(), generators(), msctx.get_context()
     try:
         with msctx.context(**options) as ctx:

@@ -42,20 +42,6 @@ def test_a_row_tells_everything() -> None:
     }
 
 
-def test_the_cpu_is_on_every_machine() -> None:
-    assert not msctx.explain({"device_target": "CPU"}, device="cuda").missing
-
-
-def test_what_is_applied() -> None:
-    options = {
-        "deterministic": "ON",
-        "parallel_speed_up_json_path.enable_begin_end_inline_opt": True,
-        "conv_fprop_algo": "gemm",
-        "gpu_config": {"conv_fprop_algo": "fft"},
-    }
-    assert msctx.explain(options, device="cuda").applied == ("deterministic", "gpu_config.conv_fprop_algo")
-
-
 def test_what_a_higher_level_displaces_is_told() -> None:
     """Levels are laid into one layer: what loses its place there to another option must not vanish."""
     low = make_layer({"enable_graph_kernel": False, "precision_mode": "force_fp16"}, "file")
@@ -172,18 +158,6 @@ def assert_agreed(found: plan.Plan) -> None:
             first, other = seen.setdefault(switch, (value, row))
             assert first == value, f"{other} and {row} disagree about {switch}"
     assert found.assignments == {switch: value for switch, (value, _) in seen.items()}
-
-
-def test_devices_agree_about_each_value() -> None:
-    for option in OPTIONS.values():
-        for value in values(option):
-            assert_agreed(planned({option.name: value}, on=DEVICES))
-
-
-def test_devices_agree_where_one_has_a_setting_of_its_own() -> None:
-    own = {"ascend_config.parallel_speed_up_json_path.recompute_comm_overlap": True}
-    for more in ({}, {"parallel_speed_up_json_path": str(DATA / "parallel_speed_up.json")}):
-        assert_agreed(planned({**more, **own}, on=DEVICES))
 
 
 def test_where_devices_share_a_switch_the_main_one_decides() -> None:

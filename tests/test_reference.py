@@ -73,17 +73,6 @@ def test_an_option_that_nobody_set_shows_what_setting_it_by_this_path_comes_to(d
     assert wrong == {}
 
 
-@pytest.mark.parametrize(("device", "target"), [("cpu", "CPU"), ("cuda", "GPU"), ("ascend", "Ascend")])
-def test_another_target_means_nothing_on_a_device(device: str, target: str) -> None:
-    row = next(row for row in catalogue(device) if row["path"] == "device_target")
-    assert (row["typical"], row["status"]) == ("GPU", "honoured" if target == "GPU" else "inert")
-    assert row["otherwise"] == ({"inert": "with 'CPU', 'Ascend'"} if target == "GPU" else {"honoured": f"with {target!r}"})
-    for word in ("CPU", "GPU", "Ascend"):
-        settings = Settings([make_layer({"device_target": word}, "mine")])
-        row = next(row for row in catalogue(device, make(settings, Facts.only(device))) if row["path"] == "device_target")
-        assert (row["value"], row["status"]) == (word, "honoured" if word == target else "inert")
-
-
 def test_what_else_a_path_comes_to_is_shown_beside() -> None:
     rows = {row["path"]: row for row in catalogue("cpu")}
     found = {path: (rows[path]["status"], rows[path]["otherwise"]) for path in rows}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 import torch.compiler.config as config
 
-import msctx
 from msctx.torch_config import is_threads_own, override, put_override
 
 KEY = "cache_key_tag"
@@ -39,15 +37,3 @@ def test_whether_each_thread_has_its_own() -> None:
     thread.start()
     thread.join()
     assert (seen != ["one"]) is is_threads_own(config, KEY)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("mode", ["ON", "OFF"])
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
-def test_what_a_program_sets_inside_a_context_is_undone(torch_as_found: None, before: bool, mode: str, inside: bool) -> None:
-    torch.use_deterministic_algorithms(before)
-    found = msctx.state()
-    with msctx.context(deterministic=mode):
-        torch.use_deterministic_algorithms(inside)
-    assert msctx.diff(found, msctx.state()) == {}

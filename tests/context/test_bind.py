@@ -1,12 +1,11 @@
-"""bind: a context carried into another thread, kept after its scope has closed, pickled."""
+"""bind: a context carried into another thread, and kept after its scope has closed."""
 
-import pickle
 import threading
 from typing import Any
 
 import pytest
 import torch
-from context_helpers import Elsewhere, OwnError, State, context_module, in_thread, quiet, threads
+from context_helpers import Elsewhere, OwnError, State, context_module, in_thread, threads
 from torch import _C
 
 import msctx
@@ -93,15 +92,3 @@ def test_bind_outside_every_with_block_carries_set_context(base: None) -> None:
     msctx.set_context(pynative_synchronize=True, runtime_num_threads=1)
     assert in_thread(msctx.current().bind(lambda: (multithreading(), threads()))) == (False, 1)
     assert in_thread(multithreading)
-
-
-def test_bound_functions_can_be_pickled() -> None:
-    with msctx.context("debug", runtime_num_threads=1, max_device_memory="4GB", seed_scope=True) as ctx:
-        bound = pickle.loads(pickle.dumps(ctx.bind(msctx.get_context)))
-        inside = msctx.get_context()
-        origin = msctx.get_context("seed", origin=True)
-    assert bound() == inside
-    assert bound("seed", origin=True) == origin
-
-
-test_bound_functions_can_be_pickled = quiet(test_bound_functions_can_be_pickled)

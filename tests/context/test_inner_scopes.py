@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import Elsewhere, State, context_module, quiet, threads
+from context_helpers import State, context_module, quiet, threads
 from torch._inductor import config as inductor
 
 import msctx
-from msctx import plan
-from msctx.options import Settings, make_layer
-from msctx.themes import Facts
 
 pytestmark = quiet
 OFF: list[Any] = [
@@ -68,14 +65,6 @@ def test_details_of_what_an_inner_scope_switches_off_are_not_in_its_way(on: dict
         assert {row.status for row in inner.plan.rows if row.option not in {*off, "strict"}} == {"inert"}
 
 
-def test_the_kernel_of_a_preset_is_switched_off(base: None) -> None:
-    convolution, image = torch.nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)
-    msctx.set_context("reproducible")
-    with msctx.context(thread_invariant=False, strict=False) as ctx:
-        convolution(image)
-    assert not ctx.choices(), "it still ran the thread-invariant kernel"
-
-
 def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> None:
     found = threads()
     with msctx.context(runtime_num_threads=found + 1):
@@ -89,23 +78,3 @@ def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> 
         with msctx.context(deterministic="ON"):
             pass
         assert not inductor.deterministic
-
-
-def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
-    found = threads()
-    msctx.set_context(runtime_num_threads=found + 1)
-    with msctx.context(runtime_num_threads=0) as ctx:
-        assert threads() == found
-        bound = ctx.bind(threads)
-        with Elsewhere() as other:
-            assert other.do(bound) == found
-
-
-def test_emulation_is_allowed_again_on_cuda() -> None:
-    facts = Facts(devices=("cpu", "cuda"))
-    layers = [make_layer(options, "test") for options in (
-        {"conv_fprop_algo": "gemm", "allow_fp32_emulation": False}, {"allow_fp32_emulation": True}
-    )]  # fmt: skip
-    outer, inner = plan.make(Settings(layers[:1]), facts), plan.make(Settings(layers), facts)
-    assert outer.assignments["torch.cudnn.allow_tf32"] is False
-    assert inner.beyond(outer, layers[1:])["torch.cudnn.allow_tf32"] is plan.AS_FOUND

@@ -6,23 +6,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import torch
 from context_helpers import State, in_thread, threads
 
 import msctx
 from msctx.errors import MsctxWarning, ScopeError
-
-
-def test_with_block(exact_state: State) -> None:
-    before = exact_state()
-    with msctx.context(runtime_num_threads=1, deterministic="ON") as ctx:
-        assert threads() == 1
-        assert torch.are_deterministic_algorithms_enabled()
-        assert msctx.current() is ctx
-        assert ctx.get("deterministic") == "ON"
-        assert str(ctx.device) == "cpu"
-    assert exact_state() == before
-    assert msctx.current() is not ctx
 
 
 # Options that may yield to others are laid anew at each entry, for each of the layers below

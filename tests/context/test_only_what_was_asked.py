@@ -11,24 +11,16 @@ import msctx
 
 BUILT: list[dict[str, Any]] = [
     {},
-    {"deterministic": "ON"},
     {"deterministic": "OFF"},
     {"deterministic": "ON", "deterministic_warn_only": True, "fill_uninitialized_memory": False},
     {"runtime_num_threads": 1},
-    {"runtime_num_threads": 0},
     {"pynative_synchronize": True},
-    {"pynative_synchronize": False},
     {"max_call_depth": 10},
-    {"max_call_depth": 5000},
     {"seed": 0},
     {"seed_scope": True},
-    {"seed_scope": False},
     {"strict": True},
-    {"strict": False},
-    {"device_target": "CPU"},
     {"device_target": "CPU", "device_id": 0},
     {"device_target": "CPU", "default_device": True},
-    {"device_target": "CPU", "default_device": False},
 ]
 
 

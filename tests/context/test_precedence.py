@@ -76,14 +76,6 @@ def test_two_presets_are_a_contradiction() -> None:
         msctx.set_context("fast", preset="debug")
 
 
-@quiet
-def test_a_group_is_read_beside_the_flat_spelling() -> None:
-    with msctx.context(conv_allow_tf32=True, gpu_config={"conv_allow_tf32": False}):
-        assert msctx.get_context("conv_allow_tf32") is True
-        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
-        assert msctx.get_context("gpu_config") == {"conv_allow_tf32": False}
-
-
 def test_two_spellings_of_one_option() -> None:
     with msctx.context(deterministic="ON"):
         assert msctx.get_context("session.deterministic") == "ON"
@@ -138,19 +130,6 @@ def test_the_keys_of_a_file_that_was_named_anew_are_gone() -> None:
     ):
         assert msctx.get_context() == {"graph_kernel_flags": "--opt_level=1", "graph_kernel_flags.opt_level": 1}
         assert msctx.get_context("graph_kernel_flags.dump_as_text") is False
-
-
-@quiet
-def test_a_group_that_holds_a_file_and_one_of_its_keys(tmp_path: Path) -> None:
-    path = tmp_path / "speed.json"
-    path.write_text('{"enable_task_opt": true}')
-    outer = msctx.context(ascend_config={"parallel_speed_up_json_path": str(path)})
-    inner = msctx.context(**{"ascend_config.parallel_speed_up_json_path.enable_task_opt": False})
-    with outer, inner:
-        assert msctx.get_context("ascend_config") == {
-            "parallel_speed_up_json_path": str(path),
-            "parallel_speed_up_json_path.enable_task_opt": False,
-        }
 
 
 @pytest.mark.parametrize("group_first", [True, False])

@@ -315,16 +315,6 @@ def test_a_variable_that_names_no_device_is_an_error(monkeypatch: pytest.MonkeyP
     assert where(msctx.session(device_id=0))[0] == 0
 
 
-def test_other_options_hold_in_the_session_and_its_runs() -> None:
-    number = torch.get_num_threads()
-    with msctx.session(runtime_num_threads=number + 1, iterations_per_loop=2) as session:
-        assert torch.get_num_threads() == number + 1
-        assert session.run(torch.get_num_threads) == number + 1
-        assert in_thread(lambda: session.run(torch.get_num_threads)) == number + 1
-        assert session.run(msctx.get_context, "iterations_per_loop") == 2
-    assert torch.get_num_threads() == number
-
-
 def test_run_needs_an_open_session() -> None:
     session = msctx.session(iterations_per_loop=2)
     with pytest.raises(ScopeError, match=r"the session at .*test_session_runs.py:\d+ is not open: call run\(\) inside"):

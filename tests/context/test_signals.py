@@ -59,19 +59,6 @@ def test_ctrl_c_in_set_context_leaves_values_and_switches_agreed(base: None, int
     assert not BASE.levels
 
 
-def test_a_handler_that_does_not_raise_leaves_the_context_in_force(interrupted: None, exact_state: State) -> None:
-    seen: list[int] = []
-    found = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        before = exact_state()
-        with msctx.context(**OPTIONS):
-            assert seen == [signal.SIGINT], "the program's own handler was not called"
-            assert torch.get_num_threads() == 1
-        assert exact_state() == before
-    finally:
-        signal.signal(signal.SIGINT, found)
-
-
 held: list[int] = []
 
 

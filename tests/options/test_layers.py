@@ -108,13 +108,6 @@ def test_reserved_variables_are_no_options() -> None:
     assert environment_layers(dict.fromkeys(RESERVED - {"MSCTX_PLAN"}, "anything")) == {}
 
 
-def test_a_preset_from_the_environment_lies_below_its_options() -> None:
-    layers = environment_layers({"MSCTX_PRESET": "reproducible", "MSCTX_SEED": "5"})
-    assert values(layers["preset"])["seed"] == 0
-    assert values(layers["environment"]) == {"seed": 5}
-    assert layers["preset"].settings["deterministic"].origin == "preset reproducible"
-
-
 def test_all_problems_of_the_environment_at_once() -> None:
     wrong = {"GPU_CONFIG_CONV_ALLOW_TF32": "true", "OP_TIMEOUT": "-1", "SEED": "010", "PRESET": "fst", "XYZZY": "1"}
     wrong |= {"DETERMINSTIC": "ON", "DETERMINISTIC": ""}
@@ -128,13 +121,6 @@ def test_all_problems_of_the_environment_at_once() -> None:
     assert found["GPU_CONFIG_CONV_ALLOW_TF32"].suggestion == "gpu_config.conv_allow_tf32"
     assert "8 in YAML 1.1" in found["SEED"].text
     assert found["PRESET"].suggestion == "'fast'"
-
-
-def test_two_variables_that_contradict_each_other() -> None:
-    with pytest.raises(OptionError, match="contradicts"):
-        environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "0"})
-    layers = environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "1"})
-    assert set(values(layers["environment"]).values()) == {"ON"}
 
 
 def test_canns_keys_in_the_environment() -> None:
