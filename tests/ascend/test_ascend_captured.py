@@ -6,7 +6,13 @@ pytestmark = pytest.mark.full
 
 MODEL = """
 import os, tempfile, warnings
+from torchair._ge_concrete_graph.ge_ir_pb2 import ModelDef
 os.chdir(tempfile.mkdtemp())
+def operators(digits):
+    '''Of a graph: its operators in order, and the shapes of its inputs.'''
+    (graph,) = ModelDef.FromString(bytes.fromhex(digits)).graph
+    shapes = lambda op: [[*out.shape.dim] for out in op.output_desc] if op.type == "Data" else []
+    return " ".join(op.type + "".join(map(str, shapes(op))).replace(" ", "") for op in graph.op)
 class Rows(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,7 +41,7 @@ def reached(model=rows, count=2, **options):
             found = calls()
             assert "CompileGraph()" not in found, "the recorder compiles nothing"
     names = [call.removesuffix(")").split("(") for call in found if call.startswith(("aclnn", "LoadGraph"))]
-    return [operators if name == "LoadGraph" else name for name, operators in names]
+    return [operators(digits) if name == "LoadGraph" else name for name, digits in names]
 def refused(**options):
     try:
         reached(**options)

@@ -20,24 +20,6 @@ assert "ge.new" not in found
 """)
 
 
-def test_the_engine_is_initialised_once(compiling):
-    compiling("""
-import warnings
-msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
-first = compiled()
-for kind in ("GEInitialize", "Session"):
-    assert sent(kind, first)["ge.exec.new"] == "x"
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    with msctx.context(ge_options={"global": {"ge.exec.new": "y"}}):
-        second = compiled()
-assert any("torchair has initialised the graph engine" in str(one.message) for one in told), [str(t.message) for t in told]
-assert not sent("GEInitialize", second)
-assert sent("AddGraph", second), "torchair did not raise"
-assert sent("AddGraph", compiled())
-""")
-
-
 def test_dumps_and_tuning_of_graphs(compiling):
     compiling("""
 import json, os, tempfile

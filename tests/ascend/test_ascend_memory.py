@@ -79,20 +79,6 @@ def test_the_cap_is_that_of_the_device_in_use_and_no_other_becomes_current(ascen
     )
 
 
-def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend):
-    ascend("""
-        held = torch.empty(512 << 20, dtype=torch.uint8, device="npu")
-        before = msctx.state()
-        try:
-            msctx.context(matmul_allow_hf32=True, max_device_memory="0.25GB").__enter__()
-        except msctx.errors.SwitchError as error:
-            assert "already allocated" in str(error)
-        else:
-            raise AssertionError
-        assert msctx.diff(before, msctx.state()) == {}
-    """)
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -123,18 +109,6 @@ def test_memory_that_is_not_reused_goes_back_at_once(ascend):
     taken, freed = "aclrtMallocAlign32(5242912)", "aclrtFree(5242912)"  # 32 bytes are torch_npu's own
     assert ascend(code.replace("REUSE", "False")).split() == [taken, freed, taken, freed]
     assert ascend(code.replace("REUSE", "True")).split() == ["aclrtMallocAlign32(20971520)"]
-
-
-def test_whether_memory_is_reused_cannot_be_decided_late(ascend):
-    ascend("""
-        import os, warnings
-        torch.npu.set_device(0)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with msctx.context(device_target="Ascend", env_config_path={"sys": {"mem_reuse": False}}):
-                assert "PYTORCH_NO_NPU_MEMORY_CACHING" not in os.environ
-        assert any("comes too late, torch_npu is already initialised" in str(one.message) for one in told)
-    """)
 
 
 @pytest.mark.parametrize(

@@ -171,29 +171,6 @@ def test_limits_of_hccl_precede_its_first_group(ascend):
     """)
 
 
-def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report(ascend):
-    ascend("""
-        import os, warnings
-        from torch.distributed import distributed_c10d as c10d
-        found = c10d.default_pg_timeout
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with msctx.context(device_target="Ascend", hccl_timeout=600) as ctx:
-                assert c10d.default_pg_timeout.total_seconds() == 630
-                (row,) = [row for row in ctx.plan.rows if row.option == "hccl_timeout" and row.device == "ascend"]
-        assert "stays after a with-block: HCCL reads HCCL_EXEC_TIMEOUT once" in row.reason, row
-        assert any("HCCL_EXEC_TIMEOUT='600', if it can still be set, stays" in str(one.message) for one in told), told
-        assert c10d.default_pg_timeout == found and os.environ["HCCL_EXEC_TIMEOUT"] == "600"
-        try:
-            msctx.context(device_target="Ascend", hccl_timeout=700, strict=True).__enter__()
-        except msctx.StrictError as error:
-            assert "HCCL_EXEC_TIMEOUT cannot be restored" in str(error)
-        else:
-            raise AssertionError("strict takes nothing that stays")
-        assert c10d.default_pg_timeout == found and os.environ["HCCL_EXEC_TIMEOUT"] == "600"
-    """)
-
-
 @pytest.mark.parametrize(("cann", "names_device"), [("8.5.0", True), pytest.param("8.0.0", False, marks=pytest.mark.full)])
 def test_what_cann_writes_of_an_operator_that_fails(ascend, cann, names_device):
     code = """

@@ -1,76 +1,12 @@
 // libge_runner: what torchair hands to GE. Options and graphs are logged; a graph is refused when it is to be compiled.
 
 #include <cstring>
+#include <iomanip>
 #include <map>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "recorder.h"
-
-namespace {
-
-// Just enough of protobuf to read torchair's ge_ir.proto.
-class Message {
- public:
-  explicit Message(std::string_view bytes) : bytes_(bytes) {}
-
-  uint64_t number() {
-    uint64_t found = 0;
-    for (int shift = 0;; shift += 7) {
-      const unsigned char byte = bytes_.at(at_++);
-      found |= static_cast<uint64_t>(byte & 127) << shift;
-      if (byte < 128) return found;
-    }
-  }
-
-  bool ended() const { return at_ >= bytes_.size(); }
-
-  // The fields of this number that have a length: texts, messages, and lists of numbers.
-  std::vector<std::string_view> fields(uint64_t wanted) {
-    std::vector<std::string_view> found;
-    for (at_ = 0; !ended();) {
-      const uint64_t tag = number();
-      switch (tag & 7) {
-        case 0: number(); break;
-        case 1: at_ += 8; break;
-        case 5: at_ += 4; break;
-        default: {
-          const uint64_t length = number();
-          if (tag >> 3 == wanted) found.push_back(bytes_.substr(at_, length));
-          at_ += length;
-        }
-      }
-    }
-    return found;
-  }
-
- private:
-  std::string_view bytes_;
-  size_t at_ = 0;
-};
-
-// In a graph: its operators in order, and the shapes of its inputs.
-std::string operators(std::string_view model) {
-  enum { model_graph = 7, graph_op = 6, op_type = 2, op_output = 34, output_shape = 3, shape_dim = 1 };
-  std::string found;
-  for (const auto graph : Message(model).fields(model_graph))
-    for (const auto op : Message(graph).fields(graph_op)) {
-      for (const auto type : Message(op).fields(op_type)) found.append(found.empty() ? "" : " ").append(type);
-      if (!found.ends_with("Data")) continue;
-      for (const auto output : Message(op).fields(op_output))
-        for (const auto shape : Message(output).fields(output_shape)) {
-          const char* before = "[";
-          for (const auto sizes : Message(shape).fields(shape_dim))
-            for (Message one(sizes); !one.ended(); before = ",")
-              found += before + std::to_string(static_cast<int64_t>(one.number()));
-          found += *before == '[' ? "[]" : "]";
-        }
-    }
-  return found;
-}
-
-}  // namespace
 
 namespace ge {
 
@@ -126,7 +62,10 @@ class Graph {
 Graph::Graph(const char*) {}
 
 uint32_t Graph::LoadFromSerializedModelArray(const void* data, size_t size) {
-  recorder::log("LoadGraph", operators({static_cast<const char*>(data), size}));
+  std::ostringstream digits;
+  digits << std::hex << std::setfill('0');
+  for (size_t i = 0; i < size; i++) digits << std::setw(2) << int{static_cast<const unsigned char*>(data)[i]};
+  recorder::log("LoadGraph", digits.str());
   return 0;
 }
 
