@@ -49,28 +49,11 @@ at::Tensor at_place(const Filter& f, const void* data) {
   return at_place(t, data);
 }
 
-bool fits(const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c) {
-  if (x.type != w.type || x.type != y.type || x.dims != w.dims || x.dims != y.dims || c.dims != x.dims - 2) return false;
-  if (x.size[0] != y.size[0] || y.size[1] != w.size[0] || x.size[1] != w.size[1] * c.groups || w.size[0] % c.groups) return false;
-  for (int d = 0; d < c.dims; d++)
-    if (y.size[d + 2] != (x.size[d + 2] + 2 * c.pad[d] - c.dilation[d] * (w.size[d + 2] - 1) - 1) / c.stride[d] + 1) return false;
-  return c.type == (x.type == 1 ? 1 : 0);
-}
-
-// cuDNN's documented limits, by family.
-int support(const char* family, const Tensor& x, const Filter& w, const Convolution& c) {
-  const std::string name = family;
-  bool plain = c.dims == 2 && w.format == 0;
-  for (int d = 0; d < c.dims; d++) plain = plain && c.stride[d] == 1 && c.dilation[d] == 1;
-  const auto window = [&](int size) { return w.size[2] == size && w.size[3] == size; };
-  if (name == "direct") return not_supported;  // never implemented
-  if (name == "fft") return plain && x.size[2] + 2 * c.pad[0] <= 256 && w.size[2] > c.pad[0] && x.type != 1 ? ok : not_supported_shape;
-  if (name == "fft_tiling") return plain && w.size[2] <= 32 && w.size[3] <= 32 ? ok : not_supported_shape;
-  if (name == "winograd") return plain && window(3) && x.type == 0 ? ok : not_supported_shape;
-  if (name == "winograd_nonfused") return plain && (window(3) || window(5)) && x.type == 0 ? ok : not_supported_shape;
-  if (name == "gemm")
-    for (int d = 0; d < c.dims; d++)
-      if (c.dilation[d] != 1) return not_supported_shape;
+// Some of cuDNN's documented limits, by family.
+int support(const std::string& family, const Tensor& x, const Filter& w) {
+  if (family == "direct") return not_supported;  // never implemented
+  if (family == "winograd" || family == "winograd_nonfused")
+    return w.dims == 4 && w.size[2] == 3 && w.size[3] == 3 && x.type == 0 ? ok : not_supported_shape;
   return ok;
 }
 
@@ -81,15 +64,15 @@ const char* const families[3][8] = {
 };
 const char* const ops[] = {"forward", "backward_data", "backward_filter"};
 
-int query(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int algorithm, size_t* bytes) {
-  if (!fits(x, w, y, c) || algorithm < 0 || algorithm > 7 || !families[op][algorithm]) return bad_param;
+int query(int op, const Tensor& x, const Filter& w, int algorithm, size_t* bytes) {
+  if (algorithm < 0 || algorithm > 7 || !families[op][algorithm]) return bad_param;
   *bytes = std::string(families[op][algorithm]).find("implicit_gemm") == 0 ? 0 : size_t(1024 * (algorithm + 1));
-  return support(families[op][algorithm], x, w, c);
+  return support(families[op][algorithm], x, w);
 }
 
-int started(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int algorithm, void* memory, size_t bytes) {
+int started(int op, const Tensor& x, const Filter& w, const Convolution& c, int algorithm, void* memory, size_t bytes) {
   size_t needed = 0;
-  if (const int status = query(op, x, w, y, c, algorithm, &needed)) return status;
+  if (const int status = query(op, x, w, algorithm, &needed)) return status;
   if (bytes < needed || (needed && !memory)) return bad_param;
   if (memory) std::memset(memory, 0xff, bytes);
   const std::lock_guard<std::mutex> guard(lock);
@@ -158,31 +141,31 @@ API int cudnnSetConvolutionGroupCount(Convolution* c, int groups) { return c->gr
 API int cudnnSetConvolutionMathType(Convolution* c, int math) { return c->math = math, ok; }
 
 API int cudnnGetConvolutionForwardWorkspaceSize(void*, Tensor* x, Filter* w, Convolution* c, Tensor* y, int algorithm, size_t* bytes) {
-  return query(0, *x, *w, *y, *c, algorithm, bytes);
+  return query(0, *x, *w, algorithm, bytes);
 }
 API int cudnnGetConvolutionBackwardDataWorkspaceSize(
     void*, Filter* w, Tensor* y, Convolution* c, Tensor* x, int algorithm, size_t* bytes) {
-  return query(1, *x, *w, *y, *c, algorithm, bytes);
+  return query(1, *x, *w, algorithm, bytes);
 }
 API int cudnnGetConvolutionBackwardFilterWorkspaceSize(
     void*, Tensor* x, Tensor* y, Convolution* c, Filter* w, int algorithm, size_t* bytes) {
-  return query(2, *x, *w, *y, *c, algorithm, bytes);
+  return query(2, *x, *w, algorithm, bytes);
 }
 API int cudnnConvolutionForward(
     void*, const void*, Tensor* xd, const void* x, Filter* wd, const void* w, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Tensor* yd, void* y) {
-  if (const int status = started(0, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
+  if (const int status = started(0, *xd, *wd, *c, algorithm, memory, bytes)) return status;
   return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 0);
 }
 API int cudnnConvolutionBackwardData(
     void*, const void*, Filter* wd, const void* w, Tensor* yd, const void* y, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Tensor* xd, void* x) {
-  if (const int status = started(1, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
+  if (const int status = started(1, *xd, *wd, *c, algorithm, memory, bytes)) return status;
   return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 1);
 }
 API int cudnnConvolutionBackwardFilter(
     void*, const void*, Tensor* xd, const void* x, Tensor* yd, const void* y, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Filter* wd, void* w) {
-  if (const int status = started(2, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
+  if (const int status = started(2, *xd, *wd, *c, algorithm, memory, bytes)) return status;
   return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 2);
 }

@@ -137,11 +137,7 @@ def test_torchscript_has_the_dtypes_of_eager_code(mode):
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, 0.01, foreach=False),
-    "foreach Adam": lambda p: torch.optim.Adam(p, 0.01, foreach=True),
     "fused Adam": lambda p: torch.optim.Adam(p, 0.01, fused=True),
-    "fused SGD": lambda p: torch.optim.SGD(p, 0.01, fused=True),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
     "Adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
     "LBFGS": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=4),
 }
