@@ -97,16 +97,6 @@ def test_policies_share_no_code(run: Run) -> None:
             assert run(code(mode))[f"fxgraph_cache_{times}"] == 1, (mode, times)
 
 
-@pytest.mark.full
-def test_torch_moves_it_to_another_folder_as_one_file(run: Run) -> None:
-    code = "compiles(enable_compile_cache=True, compile_cache_path={!r})"
-    save = "open('moved', 'wb').write(torch.compiler.save_cache_artifacts()[0])"
-    load = "import msctx\nwith msctx.context(enable_compile_cache=True, compile_cache_path='b'):\n    "
-    load += "torch.compiler.load_cache_artifacts(open('moved', 'rb').read())"
-    assert run(f"found = {code.format('a')}\n{save}")["fxgraph_cache_miss"] == 1
-    assert run(f"{load}\n{code.format('b')}")["fxgraph_cache_hit"] == 1
-
-
 def a_folder_instead(path: Path) -> None:
     path.unlink()
     path.mkdir()

@@ -34,18 +34,6 @@ def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
     assert row.where.startswith(Net.forward.__code__.co_filename)
 
 
-def test_training_gives_the_gradients_of_eager_code() -> None:
-    net, loss, x, y = Net(), nn.CrossEntropyLoss(), image(), torch.tensor([0, 1])
-    eager = deepcopy(net)
-    loss(eager(x), y).backward()
-    with msctx.context(**EAGER_GRAPHS):
-        loss(net(x), y).backward()
-    assert graphs() == 2
-    for one, other in zip(net.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-    torch.testing.assert_close(net.norm.running_mean, eager.norm.running_mean)
-
-
 def test_inner_pynative_mode_is_eager_and_also_for_what_the_program_compiled() -> None:
     theirs = torch.compile(torch.sin, backend="eager")
     with msctx.context(**EAGER_GRAPHS):

@@ -79,12 +79,6 @@ def test_other_back_ends(backend: str, found: list[str], tmp_path: Path) -> None
     assert stems(tmp_path) == found
 
 
-def test_modules_that_graph_mode_only_compiles(tmp_path: Path) -> None:
-    with msctx.context(mode="GRAPH_MODE", precompile_only=True, save_graphs=1, save_graphs_path=str(tmp_path)):
-        assert Net()(image()) is None
-    assert stems(tmp_path) == FIRST
-
-
 @pytest.mark.full
 def test_the_same_code_is_generated(tmp_path: Path) -> None:
     net = Net()
@@ -124,17 +118,6 @@ def test_code_that_was_compiled_before_is_compiled_again(tmp_path: Path) -> None
             compiled(image())
     compiled(image())
     assert stems(tmp_path) == AOT
-
-
-@pytest.mark.full
-def test_a_requested_cache_is_used(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"enable_compile_cache": True, "compile_cache_path": str(tmp_path / "cache"), "save_graphs": 2}
-    for number in range(2):
-        torch._dynamo.reset()
-        with msctx.context(**options, save_graphs_path=str(tmp_path / str(number))):
-            train()
-    assert stems(tmp_path / "0")[:5] == FIRST
-    assert stems(tmp_path / "1")[0] == FIRST[0]
 
 
 def test_a_rank_has_its_own_folder_and_existing_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
