@@ -131,28 +131,3 @@ def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: 
         assert all(f["ratio"] is None or f["error"] <= row["bound"] for f in found.values())
     assert all(found[name]["ratio"] for name in ("torch", "performance")), "of the last problem"
     assert "--- figures" in done.stdout
-
-
-def test_the_report_measures_the_cost_of_a_call(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    report, rows = bench("cuda_report"), []
-    monkeypatch.setattr(report, "CALLS", 2)
-    report.overhead(rows.append, torch.device("cpu"))
-    hows = "without msctx", "loaded, outside a context", "implicit_gemm and algo_1 by name"
-    assert [row["how"] for row in rows[::2]] == [*hows]
-
-
-def test_a_part_whose_process_dies_goes_on_behind_the_case(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report, script = bench("cuda_report"), tmp_path / "dies.py"
-    script.write_text(
-        "import json, os, signal, sys\n"
-        "skip = int(sys.argv[sys.argv.index('--skip') + 1])\n"
-        "for n in range(skip, 3):\n"
-        "    print(json.dumps({'begun': str(n)}), flush=True)\n"
-        "    n == 1 and os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "    print(json.dumps({'row': n}), flush=True)\n"
-    )
-    monkeypatch.setattr(report, "__file__", str(script))
-    found = report.run_part("figures", argparse.Namespace(device="cpu"), 60.0)
-    assert found == {"rows": [0, 2], "begun": 3, "failed": ["1: its process ended with exit code -11"]}

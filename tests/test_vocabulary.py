@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from samples import example
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError
-from msctx.options import OPTIONS, device_of
+from msctx.options import OPTIONS
 from msctx.setter_functions import names
 
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
@@ -20,34 +19,6 @@ FUNCTIONS = {**names("device_context"), **{n: o for n, o in names("runtime").ite
 def reset() -> Iterator[None]:
     yield
     msctx.reset_context()
-
-
-def function(name: str) -> Any:
-    found: Any = msctx
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "runtime.launch_blocking"])
-def test_a_function_sets_its_option(name: str) -> None:
-    option = FUNCTIONS[name]
-    call = function(name)
-    assert option.name in call.__doc__
-    assert call.__name__ == name.rpartition(".")[2]
-    if option.choices:
-        for choice in option.choices:
-            call(choice)
-            assert msctx.get_context(name) == choice
-            msctx.reset_context()
-    elif option.name not in ("max_device_memory",):
-        call(example(option))
-        setting = msctx.current().settings.get(option.name, device_of(name) or "cpu")
-        assert setting is not None
-        assert setting.spelling == name
-        assert f"{name} at test_vocabulary.py:" in setting.origin
-    msctx.reset_context()
-    assert msctx.get_context() == {}
 
 
 def test_wrong_values_are_option_errors_with_the_function_that_was_called() -> None:

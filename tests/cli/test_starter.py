@@ -109,17 +109,6 @@ def test_the_list_is_what_op_select_implmode_means(tmp_path, command):
     assert {op for op, rule in mine.items() if rule.float16} == set(theirs)
 
 
-def test_a_line_that_is_changed_alters_that_operator_alone(tmp_path, command):
-    file, other = tmp_path / "mine.ini", tmp_path / "other.ini"
-    command("options", "op_select_implmode", "--write-ini", file, "--json")
-    other.write_text(file.read_text().replace("\nsoftmax=high_precision", "\nsoftmax=high_performance"))
-    rules = []
-    for path in (file, other):
-        content = msctx.context(op_precision_mode=str(path)).settings.get("op_precision_mode").content
-        rules.append({op: rule.float16 for op, rule in precision_of(text_of({"op_precision_mode": content})).rules.items()})
-    assert {op for op in rules[0] if rules[0][op] != rules[1][op]} == {"softmax"}
-
-
 def test_a_file_that_is_there_is_left_alone(tmp_path, command):
     file = tmp_path / "mine.ini"
     file.write_text("mine")
@@ -127,12 +116,6 @@ def test_a_file_that_is_there_is_left_alone(tmp_path, command):
     assert code == 3
     assert "exists already" in err
     assert file.read_text() == "mine"
-
-
-def test_as_json(tmp_path, command):
-    file = tmp_path / "mine.ini"
-    code, out, _ = command("options", "op_precision_mode", "--write-ini", file, "--json")
-    assert (code, json.loads(out)) == (0, {"written": [str(file)]})
 
 
 @pytest.mark.parametrize("name", ["deterministic", "no_such_option"])

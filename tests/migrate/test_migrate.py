@@ -3,16 +3,11 @@
 import json
 import os
 import sys
-import warnings
-from typing import Any
 
 import pytest
-import torch
 from migrations import DATA, SCRIPTS, check_outputs
 
-import msctx
 from msctx import migrate
-from msctx.errors import MsctxWarning
 from msctx.options import DEVICES
 
 
@@ -47,31 +42,6 @@ def test_what_is_found_is_what_was_read(script, monkeypatch):
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
-
-
-@pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning", "ignore:Anomaly Detection has been enabled")
-def test_the_with_block_sets_what_it_says(of):
-    migration = of("""\
-        ms.set_context(deterministic="ON", runtime_num_threads=2, device_target="CPU")
-        ms.runtime.launch_blocking()
-        ms.set_seed(3)
-    """)
-    threads = torch.get_num_threads()
-    block = migrate.as_with_block(migration).replace("    ...", "    seen.append(look(ctx))  #")
-    seen: list[Any] = []
-
-    def look(ctx: Any) -> Any:
-        return torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), ctx.device, torch.initial_seed()
-
-    exec(compile(block, "block", "exec"), {"seen": seen, "look": look})
-    assert seen == [(True, 2, torch.device("cpu"), 3)]
-    assert torch.get_num_threads() == threads
-    plan = migrate.planned(migration, "cpu")
-    assert {row.option: row.status for row in plan.rows}["deterministic"] == "honoured"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MsctxWarning)
-        with msctx.context(**migration.options) as ctx:
-            assert ctx.get("seed") == 3
 
 
 def test_settings_of_jit_and_of_the_inner_context_are_reported(write):

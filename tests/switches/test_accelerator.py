@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import msctx
 from msctx.errors import SwitchError
 from msctx.native import process_group
 from msctx.observers import steps
-from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
+from msctx.switches.accelerator import memory_cap, synchronize_each_op, wait
 
 GB = 2**30
 
@@ -96,42 +95,6 @@ def test_a_cap_that_the_context_fills_is_an_error(capped):
         r"context's and other libraries', together 1\.488 GiB; nothing was changed",
     ):
         switch.blocked(GB + 1)
-
-
-def test_reading_initialises_nothing(module):
-    module.initialized = False
-    assert memory_cap("cap", lambda: module).read() is None
-    assert current_device("device", lambda: module).read() is None
-    assert not module.initialized
-
-
-def test_the_current_device(module):
-    switch = current_device("device", lambda: module)
-    state = switch.take()
-    switch.set(1)
-    assert switch.read() == 1
-    switch.put_back(state)
-    assert module.current == 0
-    with pytest.raises(SwitchError, match="device_id=2: there are 2 such devices here"):
-        switch.blocked(2)
-
-
-def test_each_operator_waits(module):
-    switch = synchronize_each_op("sync", lambda: module)
-    x = torch.ones(3, requires_grad=True)
-    switch.set(True)
-    try:
-        assert switch.read() is True
-        (x * 2).sum().backward()
-        compiled = torch.compile(lambda: x * 2, backend=lambda graph, inputs: lambda *args: ["compiled"])
-        assert compiled() == "compiled"
-    finally:
-        switch.set(False)
-    waits = module.waits
-    assert waits >= 4  # two operators forward, two or more backward
-    x + 1
-    assert module.waits == waits
-    assert switch.read() is False
 
 
 def test_a_mode_left_inside_is_told(module):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,33 +186,26 @@ def test_torchs_sanitizer_is_entered_and_left_once(monkeypatch):
     assert calls == ["enable", "disable"]
 
 
-# --- what a process holds beside torch's allocator: NVML's count, here of a library that stands in for NVML --------------
+# --- what a process holds beside torch's allocator: NVML's count, here of an object that stands in for NVML ---------------
 
 MB = 2**20
 UUID = "1f0c7d3a-0000-1111-2222-333344445555"
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if (compiler := shutil.which("cc")) is None:
-        pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("nvml") / "libnvml.so"
-    subprocess.run([compiler, "-shared", "-fPIC", Path(__file__).with_name("nvml.c"), "-o", path], check=True)
-    return str(path)
+class Nvml:
+    """One device, with these processes."""
 
+    def __init__(self, processes: Mapping[int, int]) -> None:
+        self.processes = processes
 
-@pytest.fixture
-def nvml(path: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    library = ctypes.CDLL(path)
-    assert not library.nvmlInit_v2()
-    monkeypatch.setattr(torch_cuda, "nvml", lambda: library)
-    return library
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+        return 6 * (name != f"GPU-{UUID}".encode())
 
-
-def tell(nvml: Any, processes: Mapping[int, int]) -> None:
-    number = len(processes)
-    pids, sizes = (ctypes.c_uint * number)(*processes), (ctypes.c_ulonglong * number)(*processes.values())
-    nvml.tell(f"GPU-{UUID}".encode(), number, pids, sizes)
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, found: Any) -> int:
+        count._obj.value = len(self.processes)
+        for place, (pid, size) in enumerate(self.processes.items()):
+            found[place].pid, found[place].used = pid, size
+        return 0
 
 
 ME = os.getpid()
@@ -234,8 +225,8 @@ OTHER = ME + 1
         ({ME: 500 * MB, OTHER: NOT_AVAILABLE}, 500 * MB),
     ],
 )
-def test_our_own_process_is_counted(processes: dict[int, int], expected: int | None, nvml: Any) -> None:
-    tell(nvml, processes)
+def test_our_own_process_is_counted(processes: dict[int, int], expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_cuda, "nvml", lambda: Nvml(processes))
     assert used(UUID) == expected
     assert used("another-device") is None
 
@@ -249,14 +240,14 @@ def test_without_nvml_nothing_is_known(library: str, monkeypatch: pytest.MonkeyP
     torch_cuda.nvml.cache_clear()
 
 
-def test_torchs_own_share_is_no_overhead(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_share_is_no_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a device that only says its number and what torch's allocator holds on it."""
-    tell(nvml, {ME: 700 * MB})
+    monkeypatch.setattr(torch_cuda, "nvml", lambda: Nvml({ME: 700 * MB}))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: type("Properties", (), {"uuid": UUID}))
     for reserved, expected in ((0, 700 * MB), (200 * MB, 500 * MB), (800 * MB, 0)):
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index, reserved=reserved: reserved)
         assert torch_cuda.overhead(0) == expected
-    tell(nvml, {})
+    monkeypatch.setattr(torch_cuda, "nvml", lambda: Nvml({}))
     assert torch_cuda.overhead(0) is None
 
 

@@ -10,7 +10,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from msctx.context import ledger
 from msctx.themes.convolution import INDUCTOR
-from msctx.themes.matmul import AUTOTUNED
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
     "nothing": ({}, set()),
@@ -106,29 +105,3 @@ def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor, said):
                     assert kernels(function, window) == {name}
             finally:
                 ledger.undo(hold)
-
-
-def product(x: Any, w: Any, g: Any) -> Any:
-    return torch.ops.aten.mm(x.permute(0, 2, 3, 1).reshape(-1, 16), w.reshape(32, 16).permute(1, 0))
-
-
-def test_products_are_measured_while_performance_is_asked_for(inductor, monkeypatch):
-    """Triton's kernels for each are among what inductor then chooses from by measurement; else there is cuBLAS's choice alone."""
-    from torch._inductor.choices import InductorChoices
-    from torch._inductor.select_algorithm import TritonTemplate
-
-    known = []
-
-    def choose(self: Any, inputs: Any, templates: list[Any], *_: Any, **__: Any) -> Any:
-        known.append({isinstance(template, TritonTemplate) for template in templates})
-        raise Taken
-
-    monkeypatch.setattr(InductorChoices, "get_template_configs", choose)
-    for assigned in ({}, AUTOTUNED):
-        hold = ledger.apply(assigned, ledger.Hold("test"))
-        try:
-            with pytest.raises(Exception, match="Taken"):
-                kernels(product, 1)
-        finally:
-            ledger.undo(hold)
-    assert known == [{False}, {False, True}]
