@@ -142,16 +142,12 @@ def quantised(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 PRODUCTS: dict[str, Callable[[], object]] = {
     "aten::mm": lambda: A.to_sparse() @ B,
-    "aten::mm ": lambda: A @ B.to_sparse_csr(),
     "aten::addmm": lambda: torch.sparse.mm(A.to_sparse_csc(), B),
-    "aten::addmm ": lambda: torch.addmm(A, A.to_sparse_bsr((4, 4)), B),
     "aten::mv": lambda: A.to_sparse().mv(B[0]),
     "aten::bmm": lambda: torch.bmm(A[None].to_sparse(), B[None]),
     "aten::sparse_sampled_addmm": lambda: torch.sparse.sampled_addmm(A.to_sparse_csr(), A, B),
     "aten::_sparse_mm_reduce_impl": lambda: torch.sparse.mm(A.to_sparse_csr(), B, "mean"),
     "no complex products": lambda: A.cfloat() @ B.cfloat(),
-    "no complex products ": lambda: torch.vdot(A[0].cfloat(), B[0].cfloat()),
-    "no complex products  ": lambda: torch.linalg.vecdot(A[0].cfloat(), B[0].cfloat()),
     "aten::_int_mm": lambda: torch._int_mm(A.char(), B.char()),
     "aten::_scaled_mm": lambda: torch._scaled_mm(A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn).t(), ONE, ONE),
     "aten::_weight_int8pack_mm": lambda: torch._weight_int8pack_mm(A.bfloat16(), B.char(), B[0].bfloat16()),

@@ -45,18 +45,6 @@ def test_gradcheck_and_gradgradcheck(problem: Any, options: dict[str, str]) -> N
 # --- torch.func -------------------------------------------------------------------------------------------------------
 
 
-@each_options
-def test_func_grad_and_jacrev(options: dict[str, str]) -> None:
-    x, w, b, g = PLANE.tensors(torch.float64)
-    right = in_float64(PLANE, [x, w, b, g])
-    with msctx.context(**options, fallback="error") as ctx:
-        found = torch.func.grad(lambda x, w: (fn.conv2d(x, w, b, padding=1) * g).sum(), argnums=(0, 1))(x, w)
-        jacobian = torch.func.jacrev(lambda w: fn.conv2d(x[:1, :, :3, :3], w))(w)
-    torch.testing.assert_close(found, (right.dgrad, right.wgrad))
-    assert jacobian.shape == (1, 6, 1, 1, *w.shape)
-    assert {row.provider for row in ctx.choices()} == {"msctx"}
-
-
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0)], ids=str)
 @each_options
 def test_vmap_and_grad_of_vmap(options: dict[str, str], dims: tuple[int | None, int | None]) -> None:

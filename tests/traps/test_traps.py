@@ -10,8 +10,8 @@ from torch import _C
 
 import msctx
 from msctx.context import ledger
-from msctx.errors import MsctxWarning, OptionError, StrictError, SwitchError
-from msctx.switches import SWITCHES, Switch
+from msctx.errors import MsctxWarning, OptionError, StrictError
+from msctx.switches import SWITCHES
 from msctx.torch_config import is_threads_own
 
 pytestmark = pytest.mark.usefixtures("torch_as_found")
@@ -100,7 +100,7 @@ def test_trap_05_matmul_precision_says_high_for_an_ieee_node(held):
 
 
 @pytest.mark.filterwarnings("ignore:hi is not one of")
-def test_trap_06_a_wrong_precision_only_warns(monkeypatch, run_forked):
+def test_trap_06_a_wrong_precision_only_warns(run_forked):
     code = "import torch; torch.set_float32_matmul_precision('hi'); print(torch.get_float32_matmul_precision())"
     done = run_forked(code)  # it warns once a process
     assert (done.returncode, done.stdout) == (0, "highest\n"), "torch fixed it: the value is an error"
@@ -108,12 +108,6 @@ def test_trap_06_a_wrong_precision_only_warns(monkeypatch, run_forked):
 
     with pytest.raises(OptionError, match="nothing was changed"):
         msctx.context(matmul_allow_tf32="hi")
-    deaf = Switch(
-        name="deaf", read=torch.get_float32_matmul_precision, write=lambda value: torch.set_float32_matmul_precision(value)
-    )
-    monkeypatch.setattr(ledger, "SWITCHES", {"deaf": deaf})
-    with pytest.raises(SwitchError, match="did not take 'hi': it reads 'highest'"):
-        ledger.apply({"deaf": "hi"}, ledger.Hold("trap 6"))
 
 
 def test_trap_07_inductors_flag_is_the_threads_own():
@@ -221,12 +215,6 @@ def test_trap_11_cublas_reads_its_variable_once(held, monkeypatch):
         with held(only) as hold:
             assert f"os.environ['{variable}'] = ':4096:8'" in hold.late[name], "the line to add is not told"
             assert variable not in os.environ
-        with pytest.raises(StrictError, match="too late"):
-            ledger.apply(only, ledger.Hold("trap 11"), strict=True)
-        late.setenv(variable, ":16:8")  # it was in time, and is just as good
-        with held(only, strict=True) as hold:
-            assert not hold.late
-            assert os.environ[variable] == ":16:8"
 
     with pytest.raises(StrictError, match="cannot be restored"):
         ledger.apply(only, ledger.Hold("trap 11"), strict=True)
