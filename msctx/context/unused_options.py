@@ -60,9 +60,9 @@ def _idle(row: Row, since: Moment, strict: bool) -> Iterator[str]:
     if places := _places(row, since):
         yield f"{name}: it acts on {' and on '.join(places)}; there was none"
     if dump := switches.get("observers.dump"):
-        from msctx.observers.dump import unmet
+        from msctx.observers.dump import reader_of
 
-        yield from unmet(dump)
+        yield from reader_of(dump).unmet()
     if strict and switches.get("models.recompute") and MET["block"] == since["block"]:  # else watch() warns alone
         from msctx.memory.recompute import blocks
 

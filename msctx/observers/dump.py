@@ -12,7 +12,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
@@ -270,7 +270,6 @@ class DumpReader(Reader):
         self._met: set[str] = set()
         """Of the layers, those that something was called."""
         self._missed: set[str] = set()
-        self._scratch = files.Scratch(self.output)
         self._needs_files = settings.data != "stats" or settings.has_digests
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
@@ -294,7 +293,7 @@ class DumpReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch.path if self._needs_files else None
+        return self.scratch if self._needs_files else None
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
         inside = module_paths.module_at(place)
@@ -341,7 +340,7 @@ class DumpReader(Reader):
             for one in (*row["inputs"], *row["outputs"]):
                 if one.get("unread"):
                     self._tell_unread(row["operator"], one)
-        self._layout.write(rows, self._scratch.path)
+        self._layout.write(rows, self.scratch)
 
     def _tell_unread(self, operator: str, one: Row) -> None:
         what = (
@@ -357,7 +356,7 @@ class DumpReader(Reader):
 
     def pause(self) -> None:
         self.guarded(self._layout.flush)
-        self._scratch.remove()
+        super().pause()
 
     def unmet(self) -> Iterator[str]:
         """What is to be dumped, and did not run."""
@@ -370,25 +369,9 @@ class DumpReader(Reader):
                 yield f"{name}: no operator or module that ran is called {layer!r}{near}"
 
 
-KEPT = 64
-_going_on: dict[Dump, DumpReader] = {}
-
-
-def _reader(settings: Dump) -> DumpReader:
-    """A context that is entered again goes on where it was."""
-    found = _going_on.pop(settings) if settings in _going_on else DumpReader(settings)
-    _going_on[settings] = found
-    while len(_going_on) > KEPT:
-        del _going_on[next(iter(_going_on))]
-    return found
-
-
-SLOT = Slot(_reader)
-
-
-def unmet(settings: Dump) -> Iterator[str]:
-    """What a dump has not met so far."""
-    yield from _going_on[settings].unmet() if settings in _going_on else ()
+reader_of = lru_cache(64)(DumpReader)
+"""A context that is entered again goes on where it was."""
+SLOT = Slot(reader_of)
 
 
 def _fail(text: str) -> None:

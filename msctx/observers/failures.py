@@ -36,20 +36,15 @@ KEPT = ("operator", "overload", "module", "direction", "step", "algorithm")
 OURS = f"{Path(__file__).parent.parent}{os.sep}"
 
 
-def place(level: int) -> Path:
-    """CANN's order: NPU_COLLECT_PATH (which makes every level 1), ASCEND_WORK_PATH, the working directory."""
-    if collected := os.environ.get("NPU_COLLECT_PATH"):
-        return Path(collected).absolute() / "extra-info"
-    folder = (files.work_path() or Path.cwd()) / "extra-info"
-    return folder if level == 1 else folder / "data-dump" / str(process_group.rank_or_0())
-
-
 class ErrorReader(Reader):
+    """In CANN's order of folders: NPU_COLLECT_PATH (which makes every level 1), ASCEND_WORK_PATH, the working directory."""
+
     def __init__(self, settings: ErrorDump) -> None:
-        self.settings = settings
-        self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
-        self.option, self.output = settings.option, Path(settings.path).absolute() if settings.path else place(self._level)
-        self._scratch = files.Scratch(self.output)
+        self.settings, self.option = settings, settings.option
+        collected = os.environ.get("NPU_COLLECT_PATH")
+        self._level = 1 if collected else settings.level
+        parts = ["extra-info"] if self._level == 1 else ["extra-info", "data-dump", str(process_group.rank_or_0())]
+        self.output = Path(settings.path or Path(collected or files.work_path() or "").joinpath(*parts)).absolute()
         self._count = 0
 
     @property
@@ -58,7 +53,7 @@ class ErrorReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch.path
+        return self.scratch
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
@@ -73,8 +68,7 @@ class ErrorReader(Reader):
                 raise OSError(row["problem"])
             files.write(path, partial(torch.save, self._contents(row)))
         finally:
-            self._scratch.drop(row)
-            self._scratch.remove_empty()
+            self.drop(row)
         notices.warn(f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them")
 
     def _contents(self, row: Row) -> dict[str, Any]:
@@ -90,7 +84,7 @@ class ErrorReader(Reader):
     def _tensor(self, one: dict[str, Any]) -> torch.Tensor | None:
         if not one["file"]:
             return None
-        return torch.from_numpy(np.load(self._scratch.path / one["file"])).to(getattr(torch, dtype_of(one)))
+        return torch.from_numpy(np.load(self.scratch / one["file"])).to(getattr(torch, dtype_of(one)))
 
 
 def _described(one: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +126,6 @@ class OverflowReader(Reader):
         self.settings = settings
         self.option, self.output = settings.option, Path(settings.path).absolute()
         self._begun = time.strftime("%Y%m%d%H%M%S")
-        self._scratch = files.Scratch(self.output)
         self.found: list[Row] = []
 
     @property
@@ -143,16 +136,13 @@ class OverflowReader(Reader):
     @property
     def folder(self) -> Path | None:
         most = min(self.settings.most or MOST_OVERFLOWS, MOST_OVERFLOWS)
-        return self._scratch.path if _written[self.output] < most else None
-
-    def pause(self) -> None:
-        self._scratch.remove()
+        return self.scratch if _written[self.output] < most else None
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             row["line"] = row["line"] or user_frame()[0]
             if any(all(row[part] == one[part] for part in ("operator", "module", "direction", "line")) for one in self.found):
-                self._scratch.drop(row)
+                self.drop(row)
                 continue
             self.found.append(row)
             is_full = self.folder is None
@@ -161,7 +151,6 @@ class OverflowReader(Reader):
                 self.guarded(partial(self._write, row))
             operator_events.refresh()
             notices.warn(sentence(row) + "; its data are not written: the folder has those of the most reports" * is_full)
-        self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
@@ -173,7 +162,7 @@ class OverflowReader(Reader):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
                     old, tensor["file"] = tensor["file"], f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    (self._scratch.path / old).replace(place / tensor["file"])
+                    (self.scratch / old).replace(place / tensor["file"])
         ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
         status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(
@@ -255,14 +244,11 @@ class RecorderReader(Reader):
             faulthandler.disable()
         error = files.last_error()
         if error not in (None, self._around) and not (isinstance(error, SystemExit) and not error.code):
-            self.fail(error)
+            self.write(named(error))
         elif self.settings.mode == 2 and operator_events.recent():
-            self._write("ended")
+            self.write("ended")
 
-    def fail(self, error: BaseException) -> None:
-        self._write(named(error))
-
-    def _write(self, reason: str) -> None:
+    def write(self, reason: str) -> None:
         """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators only."""
         if self.process != os.getpid():
             return
@@ -347,7 +333,7 @@ class WatchdogReader(Reader):
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             sys.stdout.flush()
         if RECORDER.on is not None:
-            RECORDER.on.fail(TimeoutError(text))
+            RECORDER.on.write(f"TimeoutError: {text}")
         os._exit(EXIT_CODE)
 
 

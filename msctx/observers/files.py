@@ -8,7 +8,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import stat
 import sys
 import threading
@@ -64,30 +63,6 @@ class OfThread(threading.local):
 
     def turn(self, on: bool) -> None:
         self.on = on
-
-
-class Scratch:
-    """A folder of this process alone in *folder*, for what is not whole or not named yet. The collector makes it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @property
-    def path(self) -> Path:
-        return self._folder / f".msctx-{os.getpid()}"
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def drop(self, row: dict[str, Any]) -> None:
-        """The files of an operator's tensors; those that were moved are gone."""
-        for tensor in (*row["inputs"], *row["outputs"]):
-            if tensor["file"]:
-                (self.path / tensor["file"]).unlink(missing_ok=True)
-
-    def remove_empty(self) -> None:
-        with suppress(OSError):  # files of another thread may be there
-            self.path.rmdir()
 
 
 def guarded(option: str, folder: Path | str, work: Callable[[], object], reported: set[str] | None = None) -> None:

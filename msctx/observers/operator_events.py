@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -83,9 +84,20 @@ class Reader:
         raise NotImplementedError
 
     @property
+    def scratch(self) -> Path:
+        """A folder of this process alone, for what is not whole or not named yet. The collector makes it."""
+        return self.output / f".msctx-{os.getpid()}"
+
+    @property
     def folder(self) -> Path | None:
         """Where files of tensors begin, where it requests these."""
         return None
+
+    def drop(self, row: Row) -> None:
+        """The files of an operator's tensors; those that were moved are gone."""
+        for tensor in (*row["inputs"], *row["outputs"]):
+            if tensor["file"]:
+                (self.scratch / tensor["file"]).unlink(missing_ok=True)
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
         """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only.
@@ -105,6 +117,7 @@ class Reader:
 
     def pause(self) -> None:
         """It does not read any more, until it perhaps starts again."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def guarded(self, work: Callable[[], object]) -> None:
         """Whatever *work* raises, the program goes on."""
