@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from msctx.context import Context
-from msctx.integrations.scaling import LossScaling, refuse_beside
+from msctx.integrations.scaling import LossScaling
 
 if find_spec("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,7 +20,6 @@ class MsctxCallback(Callback):
 
     Raises:
         ScopeError: training begins outside the with-block of *ctx*.
-        OptionError: the Trainer has a mixed precision, together with an option that decides the precision.
 
     Attributes:
         scaling: the :class:`LossScaling` of the last fit.
@@ -29,10 +28,6 @@ class MsctxCallback(Callback):
     def __init__(self, ctx: Context) -> None:
         self.context = ctx
         self.scaling: LossScaling | None = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if "mixed" in str(trainer.precision):
-            refuse_beside(self.context, f"Trainer(precision={trainer.precision!r})")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.context.watch(pl_module).watch(trainer.model)  # type: ignore[arg-type] # in DistributedDataParallel, maybe

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.errors import ScopeError
 from msctx.native.precision_regions import SCALED
-from msctx.themes.cann_session import LOW_PRECISION
-from msctx.themes.precision import POLICY
 
 if TYPE_CHECKING:
     from msctx.context import Context
@@ -144,15 +142,6 @@ class LossScaling:
         self.scaler.update()
         if overflowed:
             optimizer.zero_grad(set_to_none=True)
-
-
-def refuse_beside(ctx: Context, own: str) -> None:
-    """Raise where *own*, a framework's setting, enters an autocast inside a context that decides the precision itself."""
-    deciding = {*POLICY.values(), LOW_PRECISION}
-    requested = {f"{row.spelling}={row.value}": row.origin for row in ctx.plan.rows if not deciding.isdisjoint(row.assignments)}
-    if requested:
-        text = f"{own} and {', '.join(requested)} both decide in which dtype operators compute, and the former would win"
-        raise OptionError([Diagnostic("", text, next(iter(requested.values())), suggestion="leave one of them out")])
 
 
 def _innermost(optimizer: Any) -> Optimizer:

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from msctx.context import Context
-from msctx.integrations.scaling import LossScaling, refuse_beside
+from msctx.integrations.scaling import LossScaling
 
 
 class MsctxCallback(TrainerCallback):
@@ -22,7 +22,6 @@ class MsctxCallback(TrainerCallback):
 
     Raises:
         ScopeError: training begins outside the with-block of *ctx*.
-        OptionError: the Trainer has a mixed precision (``bf16=True``), together with an option that decides the precision.
 
     Attributes:
         scaling: the :class:`LossScaling` of the last training.
@@ -35,8 +34,6 @@ class MsctxCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._remove()  # of a training that raised
-        if args.mixed_precision != "no":
-            refuse_beside(self.context, f"the Trainer's mixed precision {args.mixed_precision}")
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self.scaling = LossScaling(self.context, model, optimizer)
         for one in (model, *_data_parallel_around(model)):

@@ -63,13 +63,10 @@ def test_a_loss_in_float16_is_scaled(more, tmp_path):
     assert counted() == {"scaled_steps": 4 if more else 8, "overflow_steps": 0}
 
 
-def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path):
-    """Its autocast would win over the option, and the loss be scaled for another dtype."""
-    for mode in ("force_fp32", "allow_mix_precision_fp16"):
-        both = rf"Trainer\(precision='bf16-mixed'\) and precision_mode={mode} both decide"
-        with pytest.raises(msctx.OptionError, match=both), msctx.context(precision_mode=mode) as ctx:
-            fit(Small(), MsctxCallback(ctx), tmp_path, precision="bf16-mixed")
-    with msctx.context(deterministic="ON") as ctx:
+@pytest.mark.parametrize("mode", ["force_fp32", "allow_mix_precision_fp16"])
+def test_a_trainer_with_a_precision_of_its_own_is_reported(mode, tmp_path):
+    told = rf"dtype=bfloat16\) overrides precision_mode={mode} .*remove the autocast \(or the framework's mixed precision"
+    with pytest.warns(msctx.MsctxWarning, match=told), msctx.context(precision_mode=mode) as ctx:
         fit(Small(), MsctxCallback(ctx), tmp_path, precision="bf16-mixed", max_epochs=1)
 
 
