@@ -111,7 +111,7 @@ def migrate(
     texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
     text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
     emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *render.plan_page(plan)))
-    notes = [((c.line, c.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
+    notes = [((c.mark.line, c.mark.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
     for _, note in () if json_ else sorted(notes):
         print(f"note: {note}", file=sys.stderr)

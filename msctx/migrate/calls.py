@@ -79,21 +79,14 @@ class Call:
     """What of it msctx takes, by msctx's spelling, though a later call may replace it."""
     notes: tuple[str, ...] = ()
 
-    @property
-    def line(self) -> int:
-        return self.mark.line
-
-    @property
-    def column(self) -> int:
-        return self.mark.column
-
     def leave_out(self, why: str) -> Call:
         self.left_out = why
         self.problems.append(Diagnostic(self.function, why, mark=self.mark))
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("line", "column", "function", "options", "notes")}
+        place = {"line": self.mark.line, "column": self.mark.column}
+        return place | {name: getattr(self, name) for name in ("function", "options", "notes")}
 
 
 class Reader:

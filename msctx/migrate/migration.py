@@ -238,7 +238,8 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _yaml(value, f"{indent}  ")
         else:
-            yield f"{indent}{key}: {_scalar(value.value)}  # {_comment(value)}"
+            text = yaml.dump(value.value, Dumper=_Dumper, **_ON_ONE_LINE).removesuffix("...\n").removesuffix("\n")
+            yield f"{indent}{key}: {text}  # {_comment(value)}"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -246,12 +247,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
-
-
-def _scalar(value: Any) -> str:
-    """A value on one line."""
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
-    return text.removesuffix("...\n").removesuffix("\n")
+_ON_ONE_LINE: Any = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True, "sort_keys": False}
 
 
 def as_with_block(migration: Migration) -> str:

@@ -123,25 +123,20 @@ def load(path: str) -> Script:
 
 
 def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:
-    """The code of a notebook, and the place of each line: cells and lines count from 1."""
+    """The code of a notebook, and the place of each line: cells and lines count from 1. What IPython alone reads is ``pass``."""
     lines, places = [], []
     try:
         for i, cell in enumerate(json.loads(text)["cells"], 1):
-            source = cell["source"]
             if cell["cell_type"] == "code":
-                code = _python_of(source if isinstance(source, str) else "".join(source))
+                source = "".join(cell["source"])
+                magic = next(iter(source.split()), "")
+                is_python = not magic.startswith("%%") or magic in _PYTHON_CELLS
+                code = [_MAGIC.sub(r"\1pass", line) if is_python else "pass" for line in _NEWLINE.split(source)]
                 lines += code
                 places += [(f"{file}:cell {i}", line) for line in range(1, len(code) + 1)]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FileError([Diagnostic("", "this is not a notebook of version 4 of the format", where=file)]) from None
     return "\n".join(lines), places
-
-
-def _python_of(source: str) -> list[str]:
-    """The lines of a cell; what is not Python for IPython alone becomes ``pass``."""
-    lines, magic = _NEWLINE.split(source), next(iter(source.split()), "")
-    is_python = not magic.startswith("%%") or magic in _PYTHON_CELLS
-    return [_MAGIC.sub(r"\1pass", line) if is_python else "pass" for line in lines]
 
 
 AT_RUN_TIME = "known only when the script runs"

@@ -21,9 +21,8 @@ from msctx.options.layers import presets
 from msctx.run.config import Experiment
 from msctx.run.record import Record, result_in
 
-KEYS = ("SIGINT", "SIGQUIT")
+KEYS = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends those of its keys to the command itself."""
-SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", *KEYS)
 
 
 def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> int:
@@ -62,12 +61,11 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     def pass_on(number: int, frame: Any) -> None:
-        if signal.Signals(number).name not in KEYS or not _has_terminal():
+        if number not in KEYS or not _has_terminal():
             process.send_signal(number)
 
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), pass_on)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, *KEYS):
+        signal.signal(number, pass_on)
     return process.wait()
 
 

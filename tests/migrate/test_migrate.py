@@ -35,7 +35,7 @@ def test_what_is_found_is_what_was_read(script, monkeypatch):
     """Options, calls with their notes, and what is left out with its place: golden files (``UPDATE_GOLDEN=1`` writes them)."""
     monkeypatch.chdir(DATA)
     found = migrate.read(script.name)
-    calls = [f"{call.line}:{call.column} {call.function}" + "".join(f"\n  {n}" for n in call.notes) for call in found.calls]
+    calls = [f"{c.mark.line}:{c.mark.column} {c.function}" + "".join(f"\n  {n}" for n in c.notes) for c in found.calls]
     text = "\n\n".join([migrate.as_yaml(found), "\n".join(calls), *map(str, found.problems)]) + "\n"
     text = text.replace(str(DATA), "HERE")
     golden = script.with_suffix(".txt")
