@@ -54,8 +54,8 @@ def _idle(row: Row, since: Moment, strict: bool) -> Iterator[str]:
         yield f"{name}: it acts on functions that a session runs, msctx.session(...).run"
     if ALONE in row.reason and is_requested and MET["call"] == since["call"]:
         yield f"{name}: it acts on functions of msctx.jit, and on modules with mode=GRAPH_MODE; none was called"
-    on_models = any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS)
-    if on_models and watched_models.times == since["times"] and not watched_models.OPEN:
+    is_watched = watched_models.times != since["times"] or bool(watched_models.OPEN)
+    if not is_watched and any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS):
         yield f"{name} to any model: call msctx.current().watch(model) while it is in force"
     if places := _places(row, since):
         yield f"{name}: it acts on {' and on '.join(places)}; there was none"
@@ -63,7 +63,7 @@ def _idle(row: Row, since: Moment, strict: bool) -> Iterator[str]:
         from msctx.observers.dump import reader_of
 
         yield from reader_of(dump).unmet()
-    if strict and switches.get("models.recompute") and MET["block"] == since["block"]:  # else watch() warns alone
+    if strict and is_watched and switches.get("models.recompute") and MET["block"] == since["block"]:  # else watch() warns
         from msctx.memory.recompute import blocks
 
         if not any(map(blocks, watched_models.models())):

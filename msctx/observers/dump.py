@@ -305,31 +305,25 @@ class DumpReader(Reader):
         return self._layout.meet(number) if is_meant else 0
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
-        """Whether a layer is called as the operator, as a module around it, or as the class of their model, if no module is."""
+        """Whether a layer is called as the operator, as a module around it, or as the class of their model.
+
+        The name of a module of a watched model means this module alone.
+        """
         kind, place = kind_of(operator), None if inside is None else watched_models.place_of(inside)
         models = {model: type(one).__name__ for model in [*watched_models.OPEN] if (one := model.module()) is not None}
-
-        def is_path(name: str) -> bool:
-            return any(name in model.paths for model in models)
-
-        named = {model: {name, module_paths.of_root(name)} for model, name in models.items()}
-        roots = {name for model in models if place and model in place.paths for name in named[model] if not is_path(name)}
-        around = operator_events.around(module)
-        around += [name.replace(".", "/") for name in around]
-        names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
-        names |= {*around, kind, operator}
-
-        def is_module(layer: str) -> bool:
-            """Of a watched model: such a name means the module alone."""
-            return is_path(layer) or is_path(layer.replace("/", ".")) or any(layer in one for one in named.values())
-
+        roots = {name for model, name in models.items() if place and model in place.paths}
+        own = roots if module in map(module_paths.of_root, roots) else {module} if module else set()
+        paths = [*roots, *(path for name in own - roots for path in operator_events.around(name))]
+        around = {*paths, *(path.replace(".", "/") for path in paths)}
+        names = {*around, *(f"{name}/{kind}" for name in own), kind, operator}
+        modules = {*models.values(), *(path for model in models for path in model.paths)}
         found = [
             layer
             for layer in self.settings.layers
-            if (layer in (*around, *roots) if is_module(layer) else _is_meant(layer, names, kind))
+            if layer in around or (modules.isdisjoint((layer, layer.replace("/", "."))) and _is_meant(layer, names, kind))
         ]
         self._met.update(found)
-        self._missed.update(names, roots)
+        self._missed.update(names)
         return bool(found)
 
     def take(self, rows: list[Row]) -> None:
