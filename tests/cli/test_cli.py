@@ -31,16 +31,6 @@ def test_explain_as_a_table(command):
     assert f"1 of 3 options take effect; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
 
 
-def test_explain_for_a_device_that_is_absent(command):
-    code, out, _ = command("explain", "conv_allow_tf32=false", "max_device_memory=4GB", "--device", "cuda", "--json")
-    rows = {row["option"]: row for row in json.loads(out)["options"]}
-    assert code == 0
-    assert rows["conv_allow_tf32"]["switches"] == {"torch.cudnn.allow_tf32": False}
-    assert rows["max_device_memory"]["switches"] == {"torch.cuda.memory_cap": 4 * 2**30}
-    assert rows["max_device_memory"]["origin"] == "command line"
-    assert rows["max_device_memory"]["status"] == "approximated"
-
-
 def test_a_preset_stands_where_options_do(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (("reproducible",), ("digits", "reproducible")):
@@ -81,12 +71,6 @@ def test_mistakes_as_json(command):
     error = json.loads(out)
     assert (code, error["exit_code"], error["error"]) == (2, 2, "OptionError")
     assert [(p["path"], p["hint"]) for p in error["problems"]] == [("determinstic", "deterministic"), ("seed", "")]
-
-
-def test_an_entry_that_raises_has_a_code_of_its_own(command, tmp_path):
-    (tmp_path / "job.py").write_text("def main(): raise ValueError('mine')\n")
-    (tmp_path / "job.yaml").write_text("experiment: {entry: job.py:main}\n")
-    assert command("run", tmp_path / "job.yaml", "--out", tmp_path / "out")[0] == 5
 
 
 def test_dry_run_checks_everything_and_makes_nothing(command, tmp_path, monkeypatch):
@@ -259,12 +243,6 @@ def test_options_of_a_group(command):
     assert code == 0
     algorithms = ["conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo"]
     assert [o["name"] for o in json.loads(out)] == [*algorithms, "conv_allow_tf32", "matmul_allow_tf32"]
-
-
-def test_schema_is_the_shipped_one(command):
-    code, out, _ = command("schema")
-    assert code == 0
-    assert out == (ROOT / "configs" / "schema.json").read_text(encoding="utf-8")
 
 
 def test_wrong_usage_is_reported_as_json_too(command):

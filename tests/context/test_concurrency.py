@@ -90,20 +90,6 @@ def test_many_threads_at_once(exact_state: State) -> None:
     assert exact_state() == before
 
 
-def test_each_thread_has_its_own_default_device() -> None:
-    options = {"device_target": "CPU", "default_device": True}
-    read = ledger.SWITCHES["torch.default_device"].read
-    with Elsewhere() as other, msctx.context(**options):
-        ctx = msctx.context(**options)
-        assert other.do(read) is None
-        other.do(ctx.__enter__)
-        assert other.do(read) == "cpu"
-        other.do(ctx.__exit__)
-        assert other.do(read) is None
-        assert read() == "cpu"
-    assert read() is None
-
-
 NEVER_LEFT = "was never left: the thread .* has ended inside it"
 
 

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msctx.errors import FileError
-from msctx.options import make_layer
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import load, parse
 
@@ -61,14 +60,3 @@ def test_any_text_is_a_document_or_a_file_error_with_places(text: str) -> None:
     else:
         lines = [mark.line for path in ((), ("a",), ("a", ""), ("a", 0)) if (mark := found.mark(path))]
         assert all(1 <= line <= text.count("\n") + text.count("\r") + 2 for line in lines)
-
-
-def test_a_value_knows_where_it_was_written() -> None:
-    text = "context:\n  seed: 0\n  gpu_config: {conv_allow_tf32: false}\n  session.enable_dump: true\n"
-    document = parse(text, "file.yaml")
-    layer = make_layer(document.data["context"], "file.yaml", document.under("context"))
-    assert {k: s.origin for k, s in layer.settings.items()} == {
-        "seed": "file.yaml:2:9",
-        "gpu_config.conv_allow_tf32": "file.yaml:3:33",
-        "session.enable_dump": "file.yaml:4:24",
-    }

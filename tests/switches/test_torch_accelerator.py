@@ -85,19 +85,6 @@ def test_what_is_asked_is_in_effect_beside_the_users_own_and_put_back(
     assert (text(), in_effect()) == (own, before)
 
 
-def test_scopes_in_scopes(user: Callable[[str], None], in_effect: InEffect, held: Any) -> None:
-    user(LISTS)
-    before = in_effect()
-    with held({NAME: {"large_segment_size_mb": 1024}}):
-        outer = text(), in_effect()
-        with held({NAME: {"expandable_segments": True}}):
-            assert (in_effect()["segment"], in_effect()["expandable"], in_effect()["divisions"]) == (20, 1, 2)
-            with held({NAME: None}):
-                assert (text(), in_effect()) == (LISTS, before)
-        assert (text(), in_effect()) == outer
-    assert (text(), in_effect()) == (LISTS, before)
-
-
 @pytest.mark.parametrize(
     ("own", "said"),
     [
