@@ -171,6 +171,11 @@ def test_where_devices_share_a_switch_the_main_one_decides() -> None:
             assert_agreed(found)
 
 
+def test_all_devices_compile_as_the_main_one_does() -> None:
+    found = planned({"mode": 0, "conv_fprop_algo": "winograd"}, on=("cpu", "cuda"))
+    assert {row.status for row in found.rows if row.option == "mode"} == {"honoured"}
+
+
 @pytest.mark.parametrize(("target", "postponed", "loser"), [("CPU", False, "ascend"), ("Ascend", True, "cpu")])
 def test_the_row_that_lost_a_shared_switch_names_the_winner(target: str, postponed: bool, loser: str) -> None:
     name = "parallel_speed_up_json_path.enable_grad_comm_opt"

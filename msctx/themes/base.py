@@ -52,10 +52,13 @@ class On:
         found: option → its setting, the winner of all layers and spellings.
         obstacles: option → its outcome, where a rule between options rules its setting out.
         settings: what is left: the settings that have a meaning on this device and are in force.
+        main: the device that counts most in the plan.
     """
 
-    def __init__(self, device: str, source: Settings, facts: Facts, others: dict[str, On] | None = None) -> None:
-        self.device, self.source, self.facts = device, source, facts
+    def __init__(
+        self, device: str, source: Settings, facts: Facts, others: dict[str, On] | None = None, main: str = ""
+    ) -> None:
+        self.device, self.source, self.facts, self.main = device, source, facts, main or device
         self.found = {name: found[0] for name, found in source.on(device).items()}
         acting = {name: setting for name, setting in self.found.items() if device in setting.option.devices}
         self.obstacles = {
@@ -81,7 +84,7 @@ class On:
 
     def at(self, device: str) -> On:
         """Another device of the same plan."""
-        return self._others.get(device) or On(device, self.source, self.facts, self._others)
+        return self._others.get(device) or On(device, self.source, self.facts, self._others, self.main)
 
     def by_core(self, outcome: Outcome) -> Outcome:
         """An outcome for which the native core has to be there."""
@@ -89,8 +92,8 @@ class On:
 
     @property
     def deciding(self) -> On:
-        """Who decides about a switch that all devices share: what is set for an NPU alone does not."""
-        return self.at("cpu") if self.device == "ascend" and "cpu" in self.facts.devices else self
+        """Who decides about code that inductor compiles for all devices: the main one, but the CPU where that is an NPU."""
+        return self.at("cpu" if self.main == "ascend" and "cpu" in self.facts.devices else self.main)
 
 
 V = TypeVar("V")
