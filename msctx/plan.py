@@ -249,7 +249,7 @@ def _in_step(rows: list[Row], main: str) -> Iterator[Row]:
         own = any(deciding[switch] is row for switch in row.assignments)
         left = {switch: value for switch, value in row.assignments.items() if own and switch not in lost}
         switch, by = next(iter(lost.items()))
-        reason = f"overridden by {by.spelling}={by.value!r} from {by.origin}: the devices share {switch}"
+        reason = f"overridden by {by.spelling}={by.value!r} on {by.device} from {by.origin}: the devices share {switch}"
         yield replace(row, assignments=left, status="approximated" if own else "inert", reason=reason)
 
 

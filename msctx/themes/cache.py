@@ -50,8 +50,13 @@ RULES: tuple[Rule, ...] = (
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
     Needs(When("op_compiler_cache_dir.op_cache_ini"),
         (KEEPS, When("op_compiler_cache_dir"), When("enable_compile_cache", TRUE)), "inert"),
-    Forbids(When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"),
-    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
+    *(
+        Forbids(When(folder), switch, "off", f"{switch} switches the cache off")
+        for folder, switch in (
+            ("op_compiler_cache_dir", When("op_compiler_cache_mode", ("disable",))),
+            ("compile_cache_path", When("enable_compile_cache", (False,))),
+        )
+    ),
     *(
         Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
         for other in (When("op_debug_level"), WITHOUT_LIST)
@@ -65,7 +70,7 @@ OF_NPU = {
     "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
     "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
 }
-LIMITED = f"CANN reads environment variables: {{}}; kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
+LIMITED = f"CANN reads {{}}; kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
 
 
 @once

@@ -184,7 +184,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             if value == "l2_optimize" and on.get("env_config_path.sys.mem_reuse") is False:
                 why = "env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one"
                 return inert(f"overridden by {why}")
-            return honoured(dict.fromkeys(REUSE, value == "l2_optimize") | common.apart(on), "in code that torch.compile makes")
+            return honoured(dict.fromkeys(REUSE, value == "l2_optimize") | common.apart(on), "in compiled code")
         case "stream_max_parallel_num":
             is_one = {int(pair.rpartition(":")[2]) for pair in value.split(",")} == {1}
             return honoured(cause=ONE_QUEUE) if is_one else refused(ONE_QUEUE, "use streams in the program")

@@ -12,7 +12,7 @@ from msctx.options.switch_dataclasses import Kernels
 from msctx.themes.base import On, once, reason
 
 SPEED_UP = "parallel_speed_up_json_path"
-LEFT_TO_NPU = "torchair's graphs are left to torch_npu"
+LEFT_TO_NPU = "not for torchair's graphs"
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def search(on: On) -> tuple[tuple[str, Any], ...]:
 
 ALONE = reason("only for functions of msctx.jit", "set mode=GRAPH_MODE for modules, which run eagerly without")
 GRAPHS = "acts on torchair's graphs"
-ONCE = "the engine keeps what its first graph brought"
+ONCE = "the engine keeps the settings of its first graph"
 WITH_GRAPHS = (
     *("jit_compile", "atomic_clean_policy", "host_scheduling_max_threshold", "buffer_optimize", "stream_max_parallel_num"),
     *("ac_parallel_enable", "input_fusion_size", "enable_small_channel", "op_debug_level", "op_debug_config", "debug_dir"),
@@ -98,7 +98,7 @@ WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 ALLOW_HF32 = "ge.exec.allow_hf32"
 """CANN's key for two options, with a digit for each."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
-DIGITS = f"{ALLOW_HF32}: a digit for convolutions, one for matmuls; - is torch_npu's flag"
+DIGITS = f"graphs get {ALLOW_HF32}: a digit each for convolutions and matmuls, - if unset"
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
 """What torchair initialises the engine with, whatever is set."""

@@ -44,8 +44,8 @@ OF_GRADIENTS = {
 }
 """The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
 FALLBACK = {
-    "warn": "torch's own path runs, and a context's first such call warns",
-    "error": "the call raises, with every candidate and all of its reasons",
+    "warn": "torch's own path runs, and the first call warns",
+    "error": "the call raises, with the reasons of every candidate",
     "silent": "torch's own path runs; only choices() shows it",
 }
 
@@ -155,22 +155,21 @@ calls kernels past the dispatcher; max_autotune takes Triton's kernels in place 
 with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
-HALF_ON_CUDA = "also for float16 and bfloat16"
 ON_CPU_ALONE = reason("it is computed only on the CPU", "compare with tensors that are moved there")
 NO_PARTS = "it emulates float32, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
-NO_OTHER = f"an NPU has only {' and '.join(ON_NPU)}"
+NO_OTHER = f"NPUs have only {' and '.join(ON_NPU)}"
 HALF_ALONE = "this chip multiplies only float16; fp16x3 has errors like float32's"
 COMPILED = "jit_compile={} has CANN compile matmuls, which adds in an order of its choice"
-SMALL_BY_NORMAL = "they run what normal takes, faster for gradients of images under large strided windows"
-SMALL_BY_TIME = "they run what performance takes: torch's own path, or a faster algorithm of cuDNN"
+SMALL_BY_NORMAL = "they run what normal chooses; only gradients under large strided windows become faster"
+SMALL_BY_TIME = "the fastest when measured runs: torch's own path or an algorithm of cuDNN"
 NO_BOUND = "no algorithm with a larger bound is chosen; PyTorch's own path states none"
 OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
 ON_CUDA = {
     "direct": "by msctx's depthwise kernel",
-    "winograd": f"{HALF_ON_CUDA}; cuDNN fuses none for Hopper",
+    "winograd": "not on Hopper GPUs",
 }
 
 
@@ -188,9 +187,9 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             return _enable_small_channel(on) if value else as_it_is()
         case "frozen_weights":
             if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
-                return honoured(cause="part of the precision policy: casts of weights")
+                return honoured(cause="under precision_mode the casts of weights are kept")
             if on.device == "cuda" and requested(on):
-                return inert("cuDNN keeps no form of a weight", "set precision_mode or its family, too")
+                return inert("cuDNN keeps nothing that it makes of weights", "set precision_mode or its family, too")
             return detail(on, ", or precision_mode and its family", "keep a form of the weights")
         case "conv_max_error":
             return _max_error(on, *DIRECTIONS)
@@ -339,7 +338,7 @@ def _algorithm(on: On, value: str) -> Outcome:
     assignments = assignments_of(on)
     if value != "performance":
         others = f"unsupported problems: {FALLBACK[on_fallback(on)]}" * (value != "normal")
-        return honoured(assignments, joined(others, ON_CUDA.get(value, HALF_ON_CUDA) * (on.device == "cuda")))
+        return honoured(assignments, joined(others, ON_CUDA.get(value, "") * (on.device == "cuda")))
     if why := unmeasured(on):
         return approximated(assignments, f"{why}: {_decides(on)}")
     return honoured(assignments, "each problem that the tuning file lacks is measured when it is first met")
@@ -382,7 +381,7 @@ def _enable_small_channel(on: On) -> Outcome:
     if on.device == "cpu":
         return approximated(assignments_of(on), SMALL_BY_NORMAL)
     why = unmeasured(on)
-    return approximated(assignments_of(on), f"{SMALL_BY_TIME}; {why}: {_decides(on)}" if why else SMALL_BY_TIME)
+    return approximated(assignments_of(on), f"{why}: {_decides(on)}" if why else SMALL_BY_TIME)
 
 
 def excluded(on: On, product: str) -> str:
@@ -397,7 +396,7 @@ def excluded(on: On, product: str) -> str:
     if rounds and on.get("matmul_allow_tf32") is False:
         return "it rounds, which matmul_allow_tf32=False forbids"
     if of_parts and on.get("batch_invariant"):
-        return "other rows decide how it computes one, which batch_invariant=True forbids"
+        return "a row's result depends on others, which batch_invariant=True forbids"
     return ""
 
 

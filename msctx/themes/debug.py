@@ -57,14 +57,14 @@ RULES: tuple[Rule, ...] = (
 )
 # fmt: on
 
-COUNTED = "matches that take effect are counted; in cached code only sums"
+COUNTED = "counts matches that take effect, and totals for cached code"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
 BINARIES = "binaries stay in inductor's cache"
 NO_PIPELINES = "check_flag: a CPU's kernels have no pipelines"
 DIFFERS: dict[str, dict[str, str]] = {
     "oom": {
         "cpu": "",
-        "cuda": "a wrong index ends the CUDA context",
+        "cuda": "out-of-bounds indices end the program",
         "ascend": "torch_npu checks its kernels",
     },
     "dump_cce": dict.fromkeys(DEVICES, BINARIES),
@@ -76,12 +76,12 @@ DIFFERS: dict[str, dict[str, str]] = {
     },
     "check_flag": {
         "cpu": "",
-        "cuda": "races are found in eager operators",
+        "cuda": "races only in eager code",
         "ascend": "check_flag: only CANN's graph engine",
     },
 }
 """Word of op_debug_config → device → what differs."""
-COUNTED_BY_CANN = "CANN counts those of its graphs"
+COUNTED_BY_CANN = "CANN counts its own graphs"
 ANOMALY = "also turns on anomaly mode; backward passes run in the thread that calls them"
 INSIDE = ", and not every kernel in it is waited for"
 FRAMES_PER_CALL = 5
@@ -177,7 +177,7 @@ def _debug_level(on: On) -> Outcome:
     } | apart(on)
     if on.device != "ascend":
         return honoured(found)
-    traced = "of torchair's graphs only what Dynamo and AOTAutograd trace is logged and checked"
+    traced = "torchair's own work is not logged or checked"
     return approximated(found, traced)
 
 

@@ -63,7 +63,7 @@ CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
 AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
-NOT_FILLED = "torch_npu does not fill new memory"
+NOT_FILLED = "torch_npu fills no new memory"
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
@@ -125,7 +125,7 @@ def _deterministic(on: On, is_on: bool) -> Outcome:
         "ascend": NPU_ON if is_on else {},
     }
     variables = [name for name in READ_ONCE if f"env.{name}" in by_device[on.device]]
-    once = f"{STAYS}: libraries read {', '.join(variables)} once" if variables else ""
+    once = f"what libraries read once {STAYS}: {', '.join(variables)}" if variables else ""
     if on.device == "ascend" and torch_wide.get("torch.deterministic.fill_uninitialized_memory"):
         return approximated(torch_wide | by_device[on.device], f"{NOT_FILLED}; {once}")
     return honoured(torch_wide | by_device[on.device], once)
@@ -142,5 +142,5 @@ def _invariant(on: On, *, is_of_batch: bool) -> Outcome:
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"MKL's strict mode {STAYS}"
     how = f"msctx's own kernels run: {on.facts.mkl}" if on.facts.mkl else by_mkl
-    differs = f"holds only for convolutions, attention, LSTM and matmuls; {how}{lacking}"
+    differs = f"only for convolutions, attention, LSTM and matmuls; {how}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)

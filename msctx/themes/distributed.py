@@ -84,11 +84,10 @@ GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_para
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
-DDP = "gradients of watched DistributedDataParallel models"
-FSDP = "watched FSDP2 modules, in registration order"
+DDP = "DistributedDataParallel models given to ctx.watch"
+FSDP = "FSDP2 modules given to ctx.watch"
 IN_CODE = "collectives in compiled code"
-AS_ONE = "inductor moves all collectives alike"
-DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
+DETERMINISTIC = "under deterministic=ON inductor keeps the order of collectives"
 BUCKETED = (
     "torch.inductor.bucket_all_gathers_fx",
     "torch.inductor.bucket_reduce_scatters_fx",
@@ -107,7 +106,7 @@ UNSAFE = {
     ),
 }
 
-NO_STREAMS = reason("a CPU has no streams and no events to wait for", "hccl_timeout limits how long collectives wait")
+NO_STREAMS = reason("a CPU has no streams and no events to wait for", "set hccl_timeout to limit how long collectives wait")
 FIRST_GROUP = "with HCCL's first process group"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has its own limit (ACL_DEVICE_SYNC_TIMEOUT)"
 NO_LIMIT = "CUDA limits no stream's wait; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
@@ -142,7 +141,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "parallel_speed_up_json_path.enable_opt_shard_comm_opt":
             return honoured({"models.gathered_ahead_forward": value}, FSDP)
         case "parallel_speed_up_json_path.enable_concat_eliminate_opt":
-            where = "code that torch.compile makes" + ("" if value else "; patterns that inductor replaces unasked are left on")
+            where = "in compiled code" + ("" if value else "; inductor's default patterns stay on")
             return _compiled(on, setting, {"torch.inductor.removes_concatenations": value}, where)
         case "parallel_speed_up_json_path.compute_communicate_fusion_level" if device == "ascend":
             return refused(*OWN_KERNELS) if value else as_it_is()
@@ -159,7 +158,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "op_wait_timeout" | "stream_sync_timeout" | "event_sync_timeout" if device == "cpu":
             return as_it_is(NO_STREAMS) if value < 0 else refused(NO_STREAMS)
         case "op_wait_timeout" if device == "ascend":
-            stays = f"{STAYS}: torch_npu reads HCCL_EVENT_TIMEOUT once, {FIRST_GROUP}"
+            stays = f"HCCL_EVENT_TIMEOUT {STAYS}: torch_npu reads it once, {FIRST_GROUP}"
             return honoured({"env.HCCL_EVENT_TIMEOUT": str(value)}, stays)
         case "op_wait_timeout" | "event_sync_timeout":
             return _of_events(on, setting)
@@ -172,9 +171,8 @@ def translate(on: On, setting: Setting) -> Outcome | None:
 
 def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, differs: str = "") -> Outcome:
     found |= apart(on)
-    left = LEFT_TO_NPU if on.device == "ascend" and setting.value else ""
-    differs = joined(differs, left)
-    return approximated(found, f"{where}; {differs}") if differs else honoured(found, where)
+    differs = joined(differs, LEFT_TO_NPU if on.device == "ascend" and setting.value else "")
+    return approximated(found, joined(where, differs)) if differs else honoured(found, where)
 
 
 def _reordered(on: On, setting: Setting) -> Outcome:
@@ -191,11 +189,11 @@ def _reordered(on: On, setting: Setting) -> Outcome:
         return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}")
     if is_recompute:
         found["models.gathered_ahead_backward"] = setting.value
-    differs = AS_ONE if setting.value else ""
-    if not setting.value and moves:
-        differs = f"{AS_ONE}: {MATMUL if is_recompute else RECOMPUTE} is on"
-    where = f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE
-    return _compiled(on, setting, found, where, differs)
+    fsdp = FSDP if is_recompute else ""
+    if moves:
+        other = MATMUL if is_recompute else RECOMPUTE
+        return _compiled(on, setting, found, fsdp, f"all {IN_CODE}" if setting.value else f"{IN_CODE} still move for {other}")
+    return _compiled(on, setting, found, joined(fsdp, IN_CODE))
 
 
 def _hccl_timeout(on: On, limit: int) -> Outcome:
@@ -205,7 +203,7 @@ def _hccl_timeout(on: On, limit: int) -> Outcome:
     assignments: dict[str, Any] = {"torch.distributed.timeout": waits}
     if on.device == "ascend":
         assignments["env.HCCL_EXEC_TIMEOUT"] = str(limit)
-        return honoured(assignments, f"{STAYS}: HCCL reads HCCL_EXEC_TIMEOUT once; {WATCHDOG}")
+        return honoured(assignments, f"HCCL_EXEC_TIMEOUT {STAYS}; {WATCHDOG}")
     return approximated(assignments, BY_GLOO if on.device == "cpu" else BY_NCCL)
 
 

@@ -151,12 +151,12 @@ ALREADY_MIXED = "PyTorch already runs eagerly what torch.compile cannot compile,
 TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
 NO_STAGES = f"{TEXT}; torchair's graphs as captured"
 CACHED = f"{TEXT}; cached code leaves recorded graphs"
-BY_CANN = "CANN fuses by its own rules, without flags"
+BY_CANN = "CANN fuses by its own rules"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
 """Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
 AS_TEXT = f"torchair writes graphs into {DUMPS}, not passes and kernels"
-FROZEN_BY_CANN = "weights are CANN's constants (frozen_parameter): their memory must stay"
-AGGRESSIVE = "kernels without shared data are combined too, maybe slower"
+FROZEN_BY_CANN = "CANN keeps weights as constants: do not move their memory"
+AGGRESSIVE = "kernels without shared data are also combined, perhaps slower"
 KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
 
 
@@ -177,7 +177,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             differs = "Dynamo reads bytecode, so .pyc files suffice; extension modules (.so) run eagerly between compiled parts"
             return approximated({}, differs) if value else as_it_is()
         case "jit_syntax_level" if is_npu and value != STRICT:
-            return compiled(on, differs=f"{BY_TORCHAIR}; errors come then")
+            return compiled(on, differs="errors are raised when a graph first runs")
         case "jit_syntax_level":
             return compiled(on, differs="COMPATIBLE acts as LAX" if value == 1 else "")
         case "precompile_only":
@@ -195,7 +195,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "graph_kernel_flags":
             return compiled(on) if value.strip() else as_it_is()
         case "graph_kernel_flags.opt_level" if is_npu and value > 1:
-            return compiled(on, differs=f"as 1: {BY_CANN}")
+            return compiled(on, differs=f"acts as 1: {BY_CANN}")
         case "graph_kernel_flags.opt_level":
             return compiled(on, AGGRESSIVE if value == 3 else "")
         case "fusion_switch_file" if is_npu:
@@ -312,7 +312,7 @@ def compiled(on: On, cause: str = "", differs: str = "", more: dict[str, Any] | 
     """The outcome of an option that acts on compiled code."""
     found = {"graph.compilation": compilation(on)} | (more or {})
     if on.device == "ascend":
-        cause = joined(cause, BY_TORCHAIR)
+        cause = cause or BY_TORCHAIR
     alone = "" if on.get("mode") == 0 else ALONE
     if differs:
         return approximated(found, joined(differs, alone))
@@ -392,4 +392,4 @@ def _frozen_variable(on: On) -> Outcome:
     if hides(on, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))
     freezing = {"torch.inductor.freezing": True}  # Dynamo looks at it, too, before a back end is called
-    return compiled(on, "where no gradients are computed (torch.no_grad or inference_mode)", more=freezing)
+    return compiled(on, "only where no gradients are computed (torch.no_grad or inference_mode)", more=freezing)

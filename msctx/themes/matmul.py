@@ -90,8 +90,7 @@ OPTIONS = (
 RULES: tuple[Rule, ...] = ()
 
 PAST_THE_HOOK = "not for attention's own kernels, nor for matmuls that inductor turns into sums"
-LEFT_OUT = "such rules are skipped"
-ITS_ORDER = "CANN chooses the order of additions"
+ITS_ORDER = "CANN orders the additions"
 FROM_HALVES = "three float16 matmuls by torch_npu's ready-made kernels, in eager code"
 BY_UNIT = "this chip multiplies float32 itself: torch_npu's own matmuls, without HF32"
 BY_CHIP = f"910A: {FROM_HALVES}; later chips: float32 itself"
@@ -114,14 +113,15 @@ IN_COMPILED_CODE = "in compiled code inductor measures cuBLAS's choice and Trito
 BESIDE_CONVOLUTIONS = (
     "cuBLAS chooses: measuring, inductor would compute some convolutions as matmuls, without the requested algorithm"
 )
-RNNS = "cuDNN's RNNs follow; torch.backends.fp32_precision, set later, no longer reaches cuDNN"
+RNNS = "also for cuDNN's RNNs; a later torch.backends.fp32_precision does not reach cuDNN"
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
 TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
+ON_AMX = "only AMX rounds to TF32"
 ON_UNIT = "AMX computes it, as choices() shows; inert on a CPU without AMX"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
-ONLY_NPU = "no other device than an NPU rounds to HF32"
-NO_HF32 = reason(f"a permission: {ONLY_NPU}", "set {} for TF32, which has one bit less of mantissa")
+ONLY_NPU = "only an NPU rounds to HF32"
+NO_HF32 = reason("it permits HF32, which only an NPU has", "set {} for TF32, which has one bit less of mantissa")
 HALF_ALONE = "this chip multiplies only float16, which CANN takes for float32, too"
 BY_CUDNN = "torch.cudnn.allow_tf32"
 NO_PARTS = "overridden by allow_fp32_emulation=False, which allows only float32 itself"
@@ -163,11 +163,12 @@ def _products(on: On, setting: Setting) -> Outcome:
     named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
     names = {name for _, name in requested_by(named, *([] if named else [setting.value]))}
     missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
-    reasons = joined(*(f"{name}: {why}" for name, why in missing.items()), LEFT_OUT if missing and not named else "")
+    reasons = joined(*(f"{name}: {why}" for name, why in missing.items()))
     if on.device == "ascend" and names.isdisjoint(ON_NPU):
-        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own matmuls run")
+        return inert(f"{NO_OTHER}: torch_npu's own matmuls run" if named else f"{NO_OTHER}: no rule applies")
     if names <= {*missing} or (missing and on_fallback(on) == "error"):
-        return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
+        return refused(reasons)
+    reasons = joined(*(f"rules with {name} do nothing: {why}" for name, why in missing.items()))
     if on.device != "ascend":
         of_some = replace(approximated(assignments_of(on), reasons), idle=True)  # rules of which one does nothing
         return of_some if missing else honoured(assignments_of(on), PAST_THE_HOOK)
@@ -220,7 +221,7 @@ def _matmul_allow_tf32(on: On) -> Outcome:
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
-        return inert(on.facts.native or f"{on.facts.matrix_unit}, the only one that rounds to TF32")
+        return inert(on.facts.native or f"{on.facts.matrix_unit}; {ON_AMX}")
     outcome = _rounding(on, "matmul_max_error", PRODUCT)
     if outcome.status != "honoured":
         return outcome
@@ -249,9 +250,9 @@ def _conv_allow_tf32(on: On, value: bool) -> Outcome:
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.matrix_unit:
-        return inert(f"{on.facts.matrix_unit}, the only one that rounds to TF32")
+        return inert(f"{on.facts.matrix_unit}; {ON_AMX}")
     outcome = _rounding(on, "conv_max_error", *DIRECTIONS)
-    return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
+    return replace(outcome, reason=ON_UNIT) if outcome.status == "honoured" else outcome
 
 
 def _rounding(on: On, option: str, *of: str) -> Outcome:
@@ -274,7 +275,7 @@ def _by_flags(on: On, value: bool) -> Outcome:
         holds_for.append("cuBLAS's matmuls")
     without = outcome.reason if outcome.status == "refused" else ""
     if not value and (convolves or outcome.status == "honoured"):
-        return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's path takes no TF32", RNNS))
+        return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's own path, RNNs included, takes no TF32"))
     if not holds_for or outcome.status == "honoured":
         return outcome
     given = {} if value else flag(on)

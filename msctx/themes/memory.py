@@ -88,23 +88,23 @@ BUFFERS = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers"
 AGAIN = "the driver may give addresses out again; compiled code reuses no buffer"
 """What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
 CAP = {
-    "cuda": "counts torch's allocator and what context and libraries hold when set, not later",
-    "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
+    "cuda": "memory that libraries take later is not counted",
+    "ascend": "the memory of the device context is not counted",
 }
 """Device → what differs of max_device_memory."""
 ALLOCATOR = {"cuda": "torch's CUDA allocator", "ascend": "torch_npu's allocator"}
 UNCACHED = "{} keeps and counts nothing while env_config_path.sys.mem_reuse is false"
 PART_OF_CAP = 8
 MIB = 1 << 20
-GRAPHS = "compiled code keeps only inputs; backward passes compute the rest again"
+GRAPHS = "compiled code recomputes activations in the backward pass"
 KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
 CACHED = "one caching allocator for all code, not planned from the graphs"
 RECOMPUTED = "watched models' blocks are computed again, as few as max_device_memory requires"
 GROWING = "segments grow in place"
 ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
-    ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
+    ("memory_optimize_level", "O0"): (honoured, "the allocator stays as it is; nothing is computed again"),
     ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; {GROWING}"),
-    ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
+    ("static_memory_policy", 0): (honoured, "each graph takes what it needs when it runs"),
     ("static_memory_policy", 2): (approximated, CACHED),
     ("static_memory_policy", 3): (honoured, GROWING),
     ("static_memory_policy", 4): (approximated, f"{GROWING}; {CACHED}"),
@@ -185,8 +185,9 @@ def _max_device_memory(on: On) -> Outcome:
     if not reuses(on):
         return refused(UNCACHED.format(ALLOCATOR[on.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]
-    sum_of = arithmetic([(setting.value, setting.origin) for setting in reversed(settings)])
-    return approximated({switch: tightest(on)}, joined(sum_of, CAP[on.device]))
+    least = min(settings, key=lambda setting: setting.value)
+    outer = f"{in_words(least.value)} of {least.origin} holds" if least is not settings[0] else ""
+    return approximated({switch: least.value}, joined(outer, CAP[on.device]))
 
 
 def arithmetic(caps: Sequence[tuple[int, str]], is_free: int = 0) -> str:

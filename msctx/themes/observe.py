@@ -155,10 +155,10 @@ OBSERVERS = (
 )
 """The options that have the native core watch operators."""
 BY_CANN = f"TORCH_ACL_INIT_CONFIG_PATH {STAYS}"
-UNSEEN = "fused operators are not seen one by one"
-NO_WORKSPACE = "no workspaces"
+UNSEEN = "fused operators are not seen separately"
+NO_WORKSPACE = "without workspaces"
 OF_GRAPHS = "CANN dumps only graphs, listed in ge_dump_data_json/"
-COPIED = "not inside fused kernels or CUDA graphs; tensors are copied to the host"
+COPIED = "not inside fused kernels or CUDA graphs"
 SIDES = ("all", "input", "output")
 DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
 LEFT_OUT = {
@@ -347,7 +347,7 @@ def _op_timeout(on: On) -> Outcome:
     assignments = {"observers.watchdog": Watchdog(min(limits))} | by_device
     watched = {
         "cuda": "the host's time is watched",
-        "ascend": "the host's time is watched; CANN ends the device's",
+        "ascend": "the host's time is watched; CANN limits the device's",
     }
     return on.by_core(approximated(assignments, joined(UNSEEN, watched.get(on.device, ""))))
 

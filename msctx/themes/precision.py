@@ -256,7 +256,7 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
     entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
-        reasons.append("indices are checked in compiled code, eagerly in some operators")
+        reasons.append("eager code checks indices only in some operators")
     return by_entry(entries, _with(on, reasons))
 
 
@@ -282,7 +282,7 @@ def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[st
     """What a file holds by type and by name, nothing where no file is given; and the notes on both."""
     content = setting.content or {}
     types, names = content.get("ByOpType", {}), content.get("ByNodeName", {})
-    return types, names, ["names: paths in watched models"] * bool(names) + _shared(types)
+    return types, names, ["names are paths in watched models"] * bool(names) + _shared(types)
 
 
 def _without_operator(name: str) -> str:

@@ -59,7 +59,7 @@ NOT_RECORDED = reason(
     "set aoe_tune_mode=online, and enable_compile_cache=True to keep what it finds for later runs",
 )
 FOR_LATER = "each {} is recorded in work_path/msctx_tuning.json, which performance measures"
-RECORDED_BY_NPU = f"{STAYS}; operators that CANN compiles are recorded for aoe, not measured"
+RECORDED_BY_NPU = f"it {STAYS}; only operators that CANN compiles are recorded, for aoe"
 PROBLEM = {"cpu": "convolution and matmul", "cuda": "convolution"}
 SEARCHED = "inductor searches by coordinate descent"
 MEASURED = f"each {{}} is measured once, for tuning_file; {SEARCHED}"

@@ -47,7 +47,7 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, ledger.Hold("one")))
 (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
-honest = told or "no longer reaches cuDNN" in row.reason
+honest = told or "does not reach cuDNN" in row.reason
 assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"
 """
     if passes(PRISTINE + code) == "set from the start\n":

@@ -272,7 +272,7 @@ found, plain = kept(), sent("AddGraph", compiled())
 with msctx.context(device_target="Ascend", enable_compile_cache=True, compile_cache_path="graphs") as ctx:
     assert msctx.state()["torch.compiler.cache"]["path"] == "graphs"
     assert kept() == found and sent("AddGraph", compiled()) == plain
-    assert any("left to torch_npu" in row.reason for row in ctx.plan.rows if row.device == "ascend")
+    assert any("not for torchair's graphs" in row.reason for row in ctx.plan.rows if row.device == "ascend")
 kernels = os.path.abspath("kernels").encode()
 with msctx.context(device_target="Ascend", op_compiler_cache_mode="force", op_compiler_cache_dir="kernels"):
     with msctx.context(enable_compile_cache=True):
