@@ -217,7 +217,7 @@ def make(settings: Settings, facts: Facts) -> Plan:
     main = wanted or devices[-1]
     device_id = settings.get("session_device_id", main) or settings.get("device_id", main)
     on: dict[str, On] = {}
-    rows = [row for device in devices for row in _rows(on.get(device) or On(device, settings, facts, on, main))]
+    rows = [row for device in devices for row in _rows(on.get(device) or On(device, settings, facts, main, on))]
     rows = [*_in_step(rows, main), *_absent(settings, on[main], devices)]
     # the device first: what is set for "the current device" must find it
     order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", "session_device_id", *settings]))}

@@ -6,7 +6,6 @@ A case of ``data/plan_cases.jsonl`` is the layers of options, the outermost firs
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def written(layers: list[dict[str, Any]], facts: Facts) -> str:
     plan = make(Settings([make_layer(options, f"layer {place}") for place, options in enumerate(layers)]), facts)
     found = ["> " + " | ".join(json.dumps(options) for options in layers)]
     for row in plan.rows:
-        assert len(re.split(r"\. (?=[A-Z])", row.reason)[0].split()) <= 15, f"a long cause: {row.reason}"
+        assert len(row.reason.partition(". ")[0].split()) <= 15, f"a long cause: {row.reason}"
         by = f" (overridden by {row.winner})" * bool(row.winner)
         found.append(f"  {row.device} {row.spelling}: {row.status}{by}{': ' * bool(row.reason)}{row.reason}")
         found += [f"    {switch} = {json.dumps(said(to), default=repr)}" for switch, to in row.as_dict()["switches"].items()]

@@ -56,7 +56,7 @@ class On:
     """
 
     def __init__(
-        self, device: str, source: Settings, facts: Facts, others: dict[str, On] | None = None, main: str = ""
+        self, device: str, source: Settings, facts: Facts, main: str = "", others: dict[str, On] | None = None
     ) -> None:
         self.device, self.source, self.facts, self.main = device, source, facts, main or device
         self.found = {name: found[0] for name, found in source.on(device).items()}
@@ -84,7 +84,7 @@ class On:
 
     def at(self, device: str) -> On:
         """Another device of the same plan."""
-        return self._others.get(device) or On(device, self.source, self.facts, self._others, self.main)
+        return self._others.get(device) or On(device, self.source, self.facts, self.main, self._others)
 
     def by_core(self, outcome: Outcome) -> Outcome:
         """An outcome for which the native core has to be there."""

@@ -50,13 +50,10 @@ RULES: tuple[Rule, ...] = (
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
     Needs(When("op_compiler_cache_dir.op_cache_ini"),
         (KEEPS, When("op_compiler_cache_dir"), When("enable_compile_cache", TRUE)), "inert"),
-    *(
-        Forbids(When(folder), switch, "off", f"{switch} switches the cache off")
-        for folder, switch in (
-            ("op_compiler_cache_dir", When("op_compiler_cache_mode", ("disable",))),
-            ("compile_cache_path", When("enable_compile_cache", (False,))),
-        )
-    ),
+    Forbids(When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off",
+        "op_compiler_cache_mode=disable switches the cache off"),
+    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off",
+        "enable_compile_cache=False switches the cache off"),
     *(
         Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
         for other in (When("op_debug_level"), WITHOUT_LIST)

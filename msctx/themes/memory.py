@@ -112,6 +112,10 @@ ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
 """What is requested → what the caching allocator gives of it."""
 PRIVATE = "for weights moved to the device from now on; not of convolutions under jit_compile=false"
 ALWAYS = "what the forward pass saves goes to the host even while the device has room"
+IN_HOST_MEMORY = (
+    "what the forward pass saves is in host memory already",
+    "set memory_optimize_level=O1, which computes it again instead, under max_device_memory as little as needed",
+)
 WATCHED = "parameters of watched models"
 COPIED = "each operator copies them"
 
@@ -120,8 +124,13 @@ def translate(on: On, setting: Setting) -> Outcome | None:
     """The outcome of one of these options."""
     value, is_cpu = setting.value, on.device == "cpu"
     match setting.option.name:
+        case "memory_offload" if not is_cpu:
+            switches = {"models.saved_on_host": value == "ON"}
+            return approximated(switches, ALWAYS) if value == "ON" else honoured(switches)
+        case "memory_offload" if on.facts.devices != ("cpu",):
+            return None
         case "memory_offload":
-            return _memory_offload(on, value == "ON")
+            return refused(*IN_HOST_MEMORY) if value == "ON" else as_it_is()
         case "variable_placement" if is_cpu:
             return honoured(cause="the memory of the device is host memory: the two are one place")
         case "variable_placement" if on.get("external_weight"):
@@ -267,18 +276,6 @@ def _on_accelerator(on: On, setting: Setting) -> Outcome:
         return approximated(found, f"{name} takes {block_size(on)} MB at once for requests of 1 to 10 MB")
     status, reason = ON_ACCELERATOR[option, setting.value]
     return status(found, reason)
-
-
-def _memory_offload(on: On, is_on: bool) -> Outcome | None:
-    if on.device != "cpu":
-        switches = {"models.saved_on_host": is_on}
-        return approximated(switches, ALWAYS) if is_on else honoured(switches)
-    if on.facts.devices != ("cpu",):
-        return None
-    if not is_on:
-        return as_it_is()
-    fix = "set memory_optimize_level=O1, which computes it again instead, under max_device_memory as little as needed"
-    return refused("what the forward pass saves is in host memory already", fix)
 
 
 def placement(on: On) -> dict[str, Any]:

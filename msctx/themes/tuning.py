@@ -69,7 +69,11 @@ def translate(on: On, setting: Setting) -> Outcome | None:
     """The outcome of one of these options."""
     what = common.job(on)
     if setting.option.name == "tuning_file":
-        return _tuning_file(on)
+        if not any(name == "performance" for _, name in requested(on)):
+            fix = "set one, such as matmul_algo=performance"
+            return inert("no algorithm is set to performance: nothing else is tuned", fix)
+        each = "batch_invariant=True: each batch would have a separate entry, so none is used"
+        return inert(each) if on.get("batch_invariant") else detail(on)
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
     if what == common.OLDER:
@@ -114,11 +118,3 @@ def _offline(on: On) -> Outcome:
     if why := obstacle(on):
         return refused(why)
     return honoured(assignments_of(on), FOR_LATER.format(PROBLEM[on.device]))
-
-
-def _tuning_file(on: On) -> Outcome:
-    if not any(name == "performance" for _, name in requested(on)):
-        return inert("no algorithm is set to performance: nothing else is tuned", "set one, such as matmul_algo=performance")
-    if on.get("batch_invariant"):
-        return inert("batch_invariant=True: each batch would have a separate entry, so none is used")
-    return detail(on)
