@@ -81,12 +81,3 @@ def test_what_cannot_be_held_is_reported() -> None:
     broken = msctx.context(device_target="Ascend").worker_init_fn
     with pytest.warns(msctx.MsctxWarning, match="this process runs without the options of the one that started it"):
         broken()
-
-
-def test_a_context_of_its_own_leaves_what_lies_around() -> None:
-    with msctx.context(deterministic="ON"):
-        own = msctx.context(max_call_depth=900).worker_init_fn
-        assert [name for layer in own.layers for name in layer.settings] == ["max_call_depth"]
-        with msctx.context(seed=1) as inner:
-            pass
-        assert [name for layer in inner.worker_init_fn.layers for name in layer.settings] == ["seed"]

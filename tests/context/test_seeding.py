@@ -30,18 +30,11 @@ def test_seed_seeds_every_generator() -> None:
         first = draw()
         assert draw() != first
     with msctx.context(seed=3):
-        assert draw() == first
+        pass
+    assert draw() == first, "it is not taken back"
     with msctx.context(seed=4):
         assert draw()[0] != first[0]
         assert torch.initial_seed() == 4
-
-
-def test_seed_is_not_taken_back() -> None:
-    with msctx.context(seed=3):
-        pass
-    after = draw()
-    with msctx.context(seed=3):
-        assert draw() == after
 
 
 @pytest.mark.parametrize("error", [None, OwnError])

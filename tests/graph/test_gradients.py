@@ -32,11 +32,6 @@ def test_the_value_and_the_gradient_of_the_sum_of_what_is_returned() -> None:
     assert x.grad is None
 
 
-def test_higher_derivatives() -> None:
-    second = msctx.grad(msctx.grad(lambda x: x**3))
-    torch.testing.assert_close(second(torch.tensor(2.0)), torch.tensor(12.0))
-
-
 def test_what_cannot_be_differentiated() -> None:
     with pytest.raises(TypeError, match="none of the arguments at \\(0,\\)"):
         msctx.grad(product)(torch.ones(2, dtype=torch.int64), 2)

@@ -229,11 +229,6 @@ def test_modules_are_attributes_and_can_be_imported(name):
         assert getattr(found, public) is not None
 
 
-def test_constants():
-    assert (ms.GRAPH_MODE, ms.PYNATIVE_MODE) == (ms.context.GRAPH_MODE, ms.context.PYNATIVE_MODE) == (0, 1)
-    assert (ms.STRICT, ms.COMPATIBLE, ms.LAX, ms.context.RELEASE, ms.context.DEBUG) == (0, 1, 2, 0, 1)
-
-
 @pytest.mark.parametrize(
     ("use", "text"),
     [
@@ -260,14 +255,3 @@ def test_functions_of_msctx_that_load_torch():
     assert (ms.set_dump, ms.parse_print, ms.ops.Print) == (msctx.set_dump, msctx.parse_print, msctx.Print)
     with pytest.raises(AttributeError, match="set_contxt"):
         _ = ms.set_contxt
-
-
-def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes_fresh):
-    code = """
-        import sys, msctx
-        assert not [m for m in sys.modules if m.startswith("msctx.mindspore")]
-        import msctx.mindspore as ms
-        assert "torch" not in sys.modules
-        print(msctx.mindspore is ms)
-    """
-    assert passes_fresh(code).strip() == "True"

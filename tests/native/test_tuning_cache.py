@@ -81,7 +81,6 @@ for i in range(20):
 GOOD = tuning_file.text_of(tuned.groups(tuned.entry("p", threads=1), stamp=STAMP))
 BROKEN = {
     "cut off": (GOOD[:200], "tuning.json:10:9  this is not JSON"),
-    "empty": ("", "tuning.json:1:1  this is not JSON"),
     "foreign": ('{"name": "x"}', "this is no tuning file of this msctx"),
     "no groups": ('{"format": "msctx tuning 2.0"}', "an entry is not as msctx writes it: 'groups'"),
     "no stamp": (GOOD.replace('"isa"', '"isb"'), "unexpected keyword argument 'isb'"),

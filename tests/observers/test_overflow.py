@@ -123,7 +123,6 @@ HARMLESS: dict[str, Run] = {
     "running statistics that are used": lambda: nn.functional.batch_norm(
         torch.ones(2, 1), torch.zeros(1), torch.full((1,), INF)
     ),
-    "where": lambda: torch.where(torch.ones(3).bool(), torch.ones(3), -INF),
 }
 
 
