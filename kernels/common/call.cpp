@@ -68,7 +68,7 @@ std::string filled(const char* reason, const ConvCall& call) {
 }
 
 std::string line_of(const ConvText& t) {
-  std::string line = t.input + " * " + t.weight + ", " + t.dtype;
+  std::string line = t.input + (t.weight.empty() ? "" : " * " + t.weight) + ", " + t.dtype;  // little is known of what is not ours
   if (t.transposed == "true") line += ", transposed";
   const struct {
     const char *words, *usual;

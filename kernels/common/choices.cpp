@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "common/run.h"
 #include "msctx/process.h"
@@ -14,31 +15,25 @@ namespace msctx {
 namespace {
 
 std::mutex& lock = fork_safe_mutex();
-auto& known = immortal<std::unordered_map<std::string, std::weak_ptr<Conditions>>>();
 
 }  // namespace
 
-std::shared_ptr<Conditions> Conditions::of(const Json& rule) {
-  auto made = std::make_shared<Conditions>();
+Conditions::Conditions(const Json& rule) {
   std::string text;
   for (const auto& [_, condition] : rule["conditions"].members) {
-    const auto& [field, pattern] = made->all_.emplace_back(condition.at(0).text, condition.at(1).text);
+    const auto& [field, pattern] = all_.emplace_back(condition.at(0).text, condition.at(1).text);
     text += field + '=' + pattern + '\n';
   }
+  static auto& all = immortal<std::map<std::string, Met>>();
   const std::lock_guard<std::mutex> guard(lock);
-  if (const auto found = known.find(text); found != known.end())
-    if (auto same = found->second.lock()) return same;
-  std::erase_if(known, [](const auto& one) { return one.second.expired(); });
-  known[text] = made;
-  return made;
+  met_ = &all[text];
 }
 
-bool Conditions::hold_for(const ConvText& t, bool any_module) const {
+bool Conditions::hold_for(const ConvText& t) const {
   const auto fits = [](const std::string& value, const std::string& pattern) {
     return !value.empty() && fnmatch(pattern.c_str(), value.c_str(), 0) == 0;
   };
   for (const auto& [name, pattern] : all_) {
-    if (any_module && name == "module") continue;
     if (name == "dims" && !fits(std::to_string(std::ranges::count(t.weight, 'x') - 1), pattern)) return false;
     for (const auto& [known, field] : fields_of_text)
       if (name == known && !fits(t.*field, pattern)) return false;
@@ -48,132 +43,87 @@ bool Conditions::hold_for(const ConvText& t, bool any_module) const {
 
 namespace {
 
-struct Log : Book::Rows {
-  int64_t numbers = 0, uses = 0;
-  std::vector<Book*> open;
+struct Log {
+  int64_t uses = 0;
+  Book of_process;
+  std::vector<Book*> open{&of_process};
   std::atomic<int64_t> opened{0};
 };
 Log& log = immortal<Log>();
-const Book& of_process = immortal<Book>();
 
-std::string json_of(const Choice& c) {
+}  // namespace
+
+Logged logged(const Choice& c) {
   std::string json;
-  members(json, "direction", c.direction, "requested", c.asked, "ran", c.ran, "provider", c.provider, "math", c.math);
+  members(json, "direction", std::string(name_of(c.direction)), "requested", c.asked, "ran", c.ran, "provider", c.provider, "math", c.math);
   for (const auto& [name, field] : fields_of_text) members(json, name, c.problem.*field);
   members(json, "error", c.error, "workspace", c.workspace);
   json += "\"reasons\":[";
   for (const std::string& reason : c.reasons) quote(json += &reason == c.reasons.data() ? "" : ",", reason);
-  return json += "],";
-}
-
-}  // namespace
-
-std::shared_ptr<Logged> record(const Choice& choice) {
-  auto made = std::make_shared<Logged>(json_of(choice));
-  const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, is_new] = log.counted.try_emplace(made->json, made, Counts{});
-  if (!is_new) return found->second.choice;
-  made->number = ++log.numbers;
-  made->used = ++log.uses;
-  log.bound();
-  return made;
-}
-
-// A quarter goes at once: to look for the oldest one costs as much as to look for many.
-void Book::Rows::bound() {
-  constexpr size_t most_rows = 4096;
-  if (counted.size() <= most_rows) return;
-  std::vector<int64_t> used;
-  for (const auto& [_, row] : counted) used.push_back(row.choice->used);
-  const auto quarter = used.begin() + std::ptrdiff_t(used.size() / 4);
-  std::nth_element(used.begin(), quarter, used.end());
-  dropped += int64_t(std::erase_if(counted, [&](const auto& one) { return one.second.choice->used < *quarter; }));
-}
-
-void Counts::add(const Counts& more, int64_t times) {
-  calls += times * more.calls;
-  weights_kept += times * more.weights_kept;
-  weights_prepared += times * more.weights_prepared;
+  return std::make_shared<const std::string>(json + "],");
 }
 
 int64_t books_opened() { return log.opened; }
 
-void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again, int64_t books) {
+void count(const Logged& choice, const Counts& more, int64_t books) {
+  constexpr size_t most_rows = 4096;
   const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, is_new] = log.counted.try_emplace(choice->json, choice, Counts{});
-  auto& [row, sum] = found->second;
-  if (is_new) row->number = ++log.numbers;  // it had been dropped
-  row->used = ++log.uses;
-  row->computed_again += computed_again;
-  sum.add(counts);
-  for (Book* book : log.open)
-    if (book->opened_ > books) book->at_opening_.emplace_back(row->number, counts);
+  log.uses++;
+  for (Book* book : log.open) {
+    if (book->opened_ > books) continue;
+    Book::Row& row = book->counted_.try_emplace(*choice, choice, log.uses).first->second;
+    row.used = log.uses;
+    Counts& sum = row.counts;
+    sum.calls += more.calls, sum.computed_again += more.computed_again;
+    sum.weights_kept += more.weights_kept, sum.weights_prepared += more.weights_prepared;
+    if (book->counted_.size() <= most_rows) continue;
+    // A quarter goes at once: to look for the oldest one costs as much as to look for many.
+    std::vector<int64_t> used;
+    for (const auto& [_, one] : book->counted_) used.push_back(one.used);
+    std::ranges::nth_element(used, used.begin() + most_rows / 4);
+    book->dropped_ += int64_t(std::erase_if(book->counted_, [&](const auto& one) { return one.second.used < used[most_rows / 4]; }));
+  }
 }
 
 void Book::open() {
   const std::lock_guard<std::mutex> guard(lock);
-  at_opening_.clear(), rules_at_opening_.clear();
-  for (const auto& [_, row] : log.counted) at_opening_.emplace_back(row.choice->number, row.counts);
-  for (const auto& rule : rules_) rules_at_opening_.emplace_back(rule->compared, rule->held);
-  dropped_at_opening_ = log.dropped;
-  is_open_ = true;
+  rules_at_opening_.clear();
+  for (const auto& rule : rules_) rules_at_opening_.emplace_back(rule.met().compared, rule.met().held);
   log.open.push_back(this);
   opened_ = ++log.opened;
 }
 
-void Book::add_latest(Rows& to) const {
-  if (!is_open_) return;
-  std::unordered_map<int64_t, Counts> before;
-  for (const auto& [number, counts] : at_opening_) before[number].add(counts);
-  for (const auto& [json, row] : log.counted) {
-    Counts more = row.counts;
-    more.add(before[row.choice->number], -1);
-    if (more.calls) to.counted.try_emplace(json, row.choice, Counts{}).first->second.counts.add(more);
-  }
-  to.dropped += log.dropped - dropped_at_opening_;
-  to.bound();
-}
-
 void Book::close() {
-  const std::lock_guard<std::mutex> guard(lock);
-  add_latest(before_);
-  is_open_ = false;
-  std::erase(log.open, this);
-}
-
-Book::~Book() {
   const std::lock_guard<std::mutex> guard(lock);
   std::erase(log.open, this);
 }
 
 int Book::unmatched(int from) const {
   for (size_t i = size_t(from); i < rules_at_opening_.size(); i++)
-    if (rules_[i]->compared > rules_at_opening_[i].first && rules_[i]->held == rules_at_opening_[i].second) return int(i);
+    if (rules_[i].met().compared > rules_at_opening_[i].first && rules_[i].met().held == rules_at_opening_[i].second) return int(i);
   return -1;
 }
 
 std::string Book::rows() const {
   const std::lock_guard<std::mutex> guard(lock);
-  Rows all = before_;
-  add_latest(all);
-  std::vector<std::pair<const Logged*, Counts>> found;
-  for (const auto& [_, row] : all.counted) found.emplace_back(row.choice.get(), row.counts);
-  std::ranges::sort(found, {}, [](const auto& row) { return row.first->number; });
+  std::vector<const Row*> all;
+  for (const auto& [_, row] : counted_) all.push_back(&row);
+  std::ranges::sort(all, {}, &Row::met);
   std::string json;
-  members(json += '{', "dropped", all.dropped);
+  members(json += '{', "dropped", dropped_);
   json += "\"rows\":[";
-  for (const auto& [choice, counts] : found) {
-    json += (json.back() == '[' ? "{" : ",{") + choice->json;
-    members(json, "calls", counts.calls, "weights_kept", counts.weights_kept, "weights_prepared", counts.weights_prepared);
-    members(json, "computed_again", choice->computed_again);
+  for (const Row* row : all) {
+    json += (json.back() == '[' ? "{" : ",{") + *row->choice;
+    const Counts& c = row->counts;
+    members(json, "calls", c.calls, "weights_kept", c.weights_kept, "weights_prepared", c.weights_prepared, "computed_again", c.computed_again);
     json.back() = '}';
   }
   return json += "]}";
 }
 
 Book* msctx_book_new(const char* rules) try {
-  std::vector<std::shared_ptr<Conditions>> found;
-  for (const auto& [_, rule] : Json::of(rules).members) found.push_back(Conditions::of(rule));
+  std::vector<Conditions> found;
+  for (const auto& [_, rule] : Json::of(rules).members) found.emplace_back(rule);
   return new Book(std::move(found));
 } catch (const std::exception&) {
   return nullptr;
@@ -192,7 +142,7 @@ int msctx_book_close(Book* book) {
 int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
 
 char* msctx_book_rows(const Book* book) try {
-  return strdup((book ? *book : of_process).rows().c_str());
+  return strdup((book ? *book : log.of_process).rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

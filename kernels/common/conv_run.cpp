@@ -1,6 +1,7 @@
-// Runs an algorithm, and looks after what none of them does itself: problems that are empty, images that are tiny throughout, results that
-// are not finite or lost beside far larger values, and the gradient of the bias.
+// Runs an algorithm, and looks after what none of them does itself: problems that are empty, results that are not finite or lost beside far
+// larger values, and the gradient of the bias.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -11,8 +12,6 @@
 
 namespace msctx {
 namespace {
-
-constexpr int64_t chunk = 1 << 16;
 
 struct Scratch {
   const Memory& memory;
@@ -121,62 +120,6 @@ struct Plain {
   std::optional<Scratch> x_, y_;
 };
 
-// Images that are tiny throughout, times a power of two: transforms in float32 would lose what little they hold, and compute with numbers
-// below the smallest normal one, which is slow. (Weights come transformed, and are as they are.)
-class Raised {
- public:
-  ConvTensors tensors;
-
-  Raised(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Memory& memory, const Parallel& parallel)
-      : tensors(t), parallel_(parallel) {
-    if (!algorithm.spreads_nonfinite) return;  // no such transforms
-    if (op != Op::backward_data) raise(tensors.x, x_size(p), memory);
-    if (op != Op::forward) raise(tensors.y, y_size(p), memory);
-    if (times_) tensors.epilogue = nullptr;
-  }
-  bool any() const { return times_ > 0; }
-  double by() const { return std::pow(double(factor), times_); }
-  void lower(float* result, int64_t count) const {
-    for (int i = 0; i < times_; i++) multiply(result, result, count, 1 / factor);
-  }
-
- private:
-  static constexpr float factor = 0x1p100f;
-
-  // Ends with the first value that is not tiny: in most images at once.
-  static bool is_tiny(const float* values, int64_t count) {
-    float largest = 0;
-    for (int64_t i = 0; i < count && largest < 1 / factor; i += 1024)
-      for (int64_t j = i; j < smaller(i + 1024, count); j++) largest = std::max(largest, std::fabs(values[j]));
-    return largest > 0 && largest < 1 / factor;
-  }
-  void raise(void*& data, int64_t count, const Memory& memory) {
-    const auto* from = static_cast<const float*>(data);
-    if (!is_tiny(from, count)) return;
-    data = copies_[times_++].emplace(memory, sizeof(float) * size_t(count)).data;
-    multiply(from, static_cast<float*>(data), count, factor);
-  }
-  void multiply(const float* from, float* to, int64_t count, float by) const {
-    parallel_for(parallel_, divide_up(count, chunk), [&](int64_t index, int) {
-      for (int64_t i = index * chunk; i < smaller((index + 1) * chunk, count); i++) to[i] = from[i] * by;
-    });
-  }
-  const Parallel& parallel_;
-  int times_ = 0;
-  std::optional<Scratch> copies_[2];
-};
-
-int32_t bits_of(float value) {
-  int32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & 0x7fffffff;
-}
-float float_of(int32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 // Of each channel, in all images: the bits of its largest |value|, those of Inf where one is not finite.
 using Peaks = std::vector<int32_t>;
 Peaks peaks_of(
@@ -211,8 +154,8 @@ std::vector<Sums> sums_of(
 constexpr int32_t infinity_bits = 0x7f800000;
 
 // What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if signs were random within a
-// window, but the same in all channels, since images and windows that are alike round alike (NaN: a value is not finite, or the weights are
-// so small throughout that transforms have no bits left of them); and absolutely, by `denormal`, what they lose of a result when they
+// window, but the same in all channels, since images and windows that are alike round alike (NaN: a value is not finite, or images or
+// weights are so small throughout that transforms have no bits left of them); and absolutely, by `denormal`, what they lose of a result when they
 // compute with numbers below the smallest normal one.
 struct Rounding {
   double norm = NAN, denormal = 0.0;
@@ -220,12 +163,16 @@ struct Rounding {
 // Times the distance of such numbers: 0.3 is expected of Fourier's transforms, whatever their size, some ten of Winograd's.
 double lost_of(double squares) { return 64 * 0x1p-149 * std::sqrt(squares); }
 
+// Images or weights that are so throughout.
+bool are_tiny(float largest) { return largest > 0 && largest < 0x1p-100f; }
+
 Rounding rounding_of_weights(const ConvTable& table, const ConvProblem& p, const ConvTensors& t, const Parallel& parallel) {
   const auto* const x = static_cast<const float*>(t.x);
   const auto* const y = static_cast<const float*>(t.y);
   const Peaks peaks_of_x = peaks_of(table, x, p.n, p.c, volume(p.in), t.channels_last, parallel);
   const Peaks peaks_of_y = peaks_of(table, y, p.n, p.k, volume(p.out), t.channels_last, parallel);
-  if (largest_of(peaks_of_x) >= infinity_bits || largest_of(peaks_of_y) >= infinity_bits) return {};
+  for (const Peaks* peaks : {&peaks_of_x, &peaks_of_y})
+    if (largest_of(*peaks) >= infinity_bits || are_tiny(std::bit_cast<float>(largest_of(*peaks)))) return {};
   const auto of_x = sums_of(x, p.n, p.c, volume(p.in), t.channels_last, parallel);
   const auto of_y = sums_of(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
   double squares = 0.0, largest = 0.0;
@@ -234,7 +181,7 @@ Rounding rounding_of_weights(const ConvTable& table, const ConvProblem& p, const
   const int64_t gc = group_c(p), gk = group_k(p);
   for (int64_t k = 0; k < p.k; k++)
     for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
-      const double a = float_of(peaks_of_x[size_t(c)]), b = float_of(peaks_of_y[size_t(k)]);
+      const double a = std::bit_cast<float>(peaks_of_x[size_t(c)]), b = std::bit_cast<float>(peaks_of_y[size_t(k)]);
       // A third: that all of a factor meets the largest of the other is far more than any tile has.
       largest = std::max(largest, std::min(a * of_y[size_t(k)].sum, b * of_x[size_t(c)].sum) / 3);
     }
@@ -251,13 +198,13 @@ Rounding rounding_of(
   const auto* norms = static_cast<const float*>(weight(window_norms));
   const float largest_weight = *norms++;
   if (largest_of(peaks) >= infinity_bits || !(largest_weight < INFINITY)) return {};
-  if (largest_weight > 0 && largest_weight < 0x1p-100f) return {};
+  if (are_tiny(largest_weight) || are_tiny(std::bit_cast<float>(largest_of(peaks)))) return {};
   const int64_t results = forward ? p.k : p.c, terms = forward ? group_c(p) : group_k(p), each = forward ? group_k(p) : group_c(p);
   double largest = 0.0, factors = 0.0;
   for (int64_t r = 0; r < results; r++) {
     double norm = 0.0, weights = 0.0, values = 0.0;
     for (int64_t i = 0; i < terms; i++, norms++) {
-      const double peak = float_of(peaks[size_t(r / each * terms + i)]);
+      const double peak = std::bit_cast<float>(peaks[size_t(r / each * terms + i)]);
       norm += double(*norms) * peak;
       weights += double(*norms) * double(*norms);
       values += double(volume(p.window)) * peak * peak;
@@ -316,7 +263,7 @@ At find(int32_t bits, const float* values, int64_t n, int64_t channels, int64_t 
   for (int64_t i = 0; i < n; i++) {
     const float* const from = values + (channels_last ? i * places * channels + channel : (i * channels + channel) * places);
     for (int64_t j = 0; j < places; j++)
-      if (bits_of(from[j * step]) == bits) return {i, j};
+      if (std::bit_cast<int32_t>(std::fabs(from[j * step])) == bits) return {i, j};
   }
   return {0, 0};
 }
@@ -336,7 +283,7 @@ Verdict verdict_of(
   const Peaks peaks = noted.empty() ? peaks_of(table, result, n, channels, places, last, parallel) : noted;
   const int32_t bits = largest_of(peaks);
   if (bits >= infinity_bits) return Verdict::fails;  // of the finite ones beside it, nothing is known
-  const double largest = float_of(bits), norm = rounding.norm, error = algorithm.error(p, op);
+  const double largest = std::bit_cast<float>(bits), norm = rounding.norm, error = algorithm.error(p, op);
   if (rounding.denormal > error * largest) return Verdict::fails;
   const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };
   if (!is_enough(largest)) {
@@ -360,7 +307,7 @@ void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, c
   const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
   const bool forward = op == Op::forward;
   const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
-  norms[0] = float_of(largest_of(peaks_of(table, from, 1, p.k, gc * window, false, parallel)));
+  norms[0] = std::bit_cast<float>(largest_of(peaks_of(table, from, 1, p.k, gc * window, false, parallel)));
   parallel_for(parallel, results, [&](int64_t r, int) {
     for (int64_t i = 0; i < terms; i++) {
       const int64_t k = forward ? r : r / each * terms + i, c = forward ? i : r % each;
@@ -388,9 +335,9 @@ static bool run_together(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, Weights& weights,
     const Memory& memory, const Parallel& parallel) {
   const Prepared weight = weights.prepared();
-  void* const result = op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w;
-  const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
   if (is_empty(p)) {
+    void* const result = op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w;
+    const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
     generic::with_type(p.dtype, [&](auto zero) {
       if (count) std::memset(result, 0, sizeof zero * size_t(count));
     });
@@ -401,23 +348,19 @@ static bool run_together(
   const Rounding rounding = transforms ? rounding_of(table, p, op, t, weight, parallel) : Rounding{0.0, 0.0};
   if (!std::isnan(rounding.norm)) {
     const Scratch scratch(memory, workspace_of(algorithm, p, op, parallel.threads));
-    Raised raised(algorithm, p, op, t, memory, parallel);
+    ConvTensors now = t;
     const bool finishes = algorithm.finishes && op != Op::backward_weight;
-    if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) raised.tensors.epilogue = nullptr;
-    for (Verdict verdict = Verdict::unsure; verdict == Verdict::unsure; raised.tensors.epilogue = nullptr) {
+    if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) now.epilogue = nullptr;
+    for (Verdict verdict = Verdict::unsure; verdict == Verdict::unsure; now.epilogue = nullptr) {
       Lost lost;
       Peaks peaks;
-      if (finishes && !raised.any()) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
-      raised.tensors.lost = &lost;
-      raised.tensors.peaks = peaks.empty() ? nullptr : peaks.data();
-      if (!algorithm.run(p, op, raised.tensors, weight, scratch.data, parallel)) break;
-      if (raised.any()) raised.lower(static_cast<float*>(result), count);
-      ConvTensors now = t;
-      now.epilogue = raised.tensors.epilogue;
-      const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
+      if (finishes) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
+      now.lost = &lost;
+      now.peaks = peaks.empty() ? nullptr : peaks.data();
+      if (!algorithm.run(p, op, now, weight, scratch.data, parallel)) break;
       verdict = Verdict::holds;
       if (lost.most != 0.0 || transforms)
-        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounded, weight, parallel);
+        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounding, weight, parallel);
       if (verdict == Verdict::holds) {
         if (!now.epilogue) finish(table, p, op, t, parallel);
         return false;

@@ -1,5 +1,5 @@
 // `performance`: the rows that can take a problem are run in turns with torch's own path, once, which is left only for a gain that is
-// proven; see policy_tuning.cpp for what follows.
+// proven; see tuning.cpp for what follows.
 #include "common/policy.h"
 
 #include <algorithm>
@@ -26,10 +26,10 @@ double since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 
 struct Contender {
   const ConvRow* row = nullptr;  // null: torch's own path
-  bool in_order = true;
   std::vector<double> times = {};  // of each round
   double best = never;
   bool in_race = true, fails = false;
+  bool in_order() const { return row->algorithm->fixed_order; }
 };
 
 struct Verdict {
@@ -55,7 +55,7 @@ Verdict verdict(const std::vector<Contender>& all) {
   for (const bool in_order : {true, false}) {
     if (!in_order) needed = std::max(needed, gain_without_order * ordered);
     for (size_t c = 2; c < all.size(); c++) {
-      if (!all[c].in_race || all[c].in_order != in_order || all[c].times.size() != rounds) continue;
+      if (!all[c].in_race || all[c].in_order() != in_order || all[c].times.size() != rounds) continue;
       for (size_t i = 0; i < rounds; i++) values[i] = (first[i] + last[i]) / 2 / all[c].times[i];
       std::sort(values.begin(), values.end());
       found.is_doubtful |= values[low] < needed && values[rounds - 1 - low] >= needed;
@@ -69,7 +69,7 @@ Verdict verdict(const std::vector<Contender>& all) {
 class Race {
  public:
   Race(const std::vector<const ConvRow*>& rows, const Contest& run, int32_t table) : run_(run), table_(table), contenders_(2) {
-    for (const ConvRow* row : rows) contenders_.push_back({row, row->algorithm->fixed_order});
+    for (const ConvRow* row : rows) contenders_.push_back({row});
   }
 
   // nullopt: torch's own path itself fails, whose error is for the call to raise; or it shall be measured later.
@@ -81,7 +81,7 @@ class Race {
       if (contenders_[c].in_race) runners.push_back(c);
     Verdict found = after_rounds(runners);
     // The fastest of several may be so by luck: it has to win once more.
-    if (found.winner && contenders_[found.winner].in_order) found = after_rounds({found.winner});
+    if (found.winner && contenders_[found.winner].in_order()) found = after_rounds({found.winner});
     else if (found.winner) found = after_rounds(found.rival ? std::vector{found.winner, found.rival} : std::vector{found.winner});
     check();
     if (is_busy()) return std::nullopt;
@@ -243,26 +243,5 @@ int msctx_measure(
 }
 
 double msctx_measuring_seconds() { return spent; }
-
-int msctx_race(double (*seconds)(int is_row), int32_t table) {
-  ConvAlgorithm algorithm{};
-  algorithm.math = "strict", algorithm.fixed_order = true;
-  const ConvRow made_up{Direction::fprop, "made up", &algorithm, nullptr};
-  const auto by = [](void* arg, const ConvRow* row) { return (*static_cast<double (**)(int)>(arg))(row != nullptr); };
-  const Contest contest{nullptr, by, &seconds};
-  const auto found = Race({&made_up}, contest, table).result();
-  return found && found->name != "torch";
-}
-
-int msctx_verdict(const double* times, int contenders, int rounds, const int32_t* in_order, double* gain, double* again) {
-  std::vector<Contender> all(static_cast<size_t>(contenders));
-  for (int c = 0; c < contenders; c++) {
-    all[size_t(c)].in_order = in_order[c];
-    all[size_t(c)].times.assign(times + c * rounds, times + (c + 1) * rounds);
-  }
-  const Verdict found = verdict(all);
-  *gain = found.gain, *again = found.again;
-  return int(found.winner);
-}
 
 }  // namespace msctx

@@ -2,7 +2,6 @@
 #include "common/policy.h"
 
 #include <algorithm>
-#include <list>
 
 #include "common/run.h"
 #include "msctx/process.h"
@@ -21,33 +20,20 @@ std::string sentence(const std::vector<std::string>& parts) {
   return joined;
 }
 
-std::string brief(const Choice& choice) {
-  const ConvText& t = choice.problem;
-  const bool is_product = choice.direction == name_of(Direction::matmul);
-  std::string words = is_product ? "matrix product of " : t.transposed == "true" ? "transposed convolution of " : "convolution of ";
-  words += t.input + (t.weight.empty() ? "" : " with " + t.weight) + " (" + t.dtype;
-  const std::pair<const char*, const std::string&> rest[] = {
-      {", stride ", t.stride}, {", padding ", t.padding}, {", dilation ", t.dilation}, {", groups ", t.groups}};
-  for (const auto& [name, value] : rest)
-    if (!value.empty()) words += name + value;  // little is known of what is not ours
-  words += ", " + t.layout + ")";
-  return t.module.empty() ? words : words + " of " + t.module;
-}
-
 // What a policy that records problems requests where nothing else is requested: torch's own path.
 constexpr const char* only_recorded = "torch";
+
+constexpr const char* options[directions] = {"conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo"};
 
 // The options under which torch's own path is not taken, where they alone ask.
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
 bool is_heuristic(const std::string& asked) { return asked == "normal" || asked == "performance"; }
 
-std::string option_of(const std::string& direction) { return direction == "matmul" ? "matmul_algo" : "conv_" + direction + "_algo"; }
-std::string option_of(const Choice& choice) {
-  return is_invariance(choice.asked) ? choice.asked : option_of(choice.direction) + '=' + choice.asked;
-}
-
 std::string failure(const Choice& choice) {
-  return option_of(choice) + (is_invariance(choice.asked) ? " does not hold for the " : " cannot compute the ") + brief(choice);
+  const std::string of_module = choice.problem.module.empty() ? "" : " of " + choice.problem.module;
+  const std::string words = (choice.direction == Direction::matmul ? "matrix product " : "convolution ") + line_of(choice.problem) + of_module;
+  if (is_invariance(choice.asked)) return choice.asked + " does not hold for the " + words;
+  return std::string(options[int(choice.direction)]) + '=' + choice.asked + " cannot compute the " + words;
 }
 
 // The warning of an algorithm which did not run.
@@ -75,7 +61,7 @@ std::atomic<int32_t> in_force[places]{};
 
 struct Policies {
   std::shared_ptr<Policy> in_force[places];
-  std::list<std::pair<std::string, std::shared_ptr<Policy>>> known;  // by their texts, the last one that was used first
+  std::unordered_map<std::string, std::shared_ptr<Policy>> known;  // by their texts
   int64_t times = 0;       // how often one came into force
   int64_t made_under = 0;  // of `changes`
 };
@@ -94,9 +80,9 @@ Policy::Policy(const Json& given, const ConvTable& table)
           .allow_tf32 = given["conv_allow_tf32"].is_on(), .allow_fp32_emulation = given["allow_fp32_emulation"].is_on(),
           .frozen_weights = given["frozen_weights"].is_on()},
       given(given), table_(table), safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
-  for (int d = 0; d < directions; d++) asked_[d] = given[option_of(name_of(Direction(d)))].text;
+  for (int d = 0; d < directions; d++) asked_[d] = given[options[d]].text;
   for (const auto& [_, rule] : given["rules"].members) {
-    Rule& made = rules_.emplace_back(Rule{Conditions::of(rule), {}});
+    Rule& made = rules_.emplace_back(Rule{Conditions(rule), {}});
     for (const auto& [_, pair] : rule["requested"].members)
       for (int d = 0; d < directions; d++)
         if (pair.at(0).text == name_of(Direction(d))) made.asked[d] = pair.at(1).text;
@@ -116,13 +102,13 @@ bool Policy::Rule::is_for(Direction direction) const {
 
 std::vector<bool> Policy::holding(const ConvText& t, Direction direction) const {
   std::vector<bool> found;
-  for (const Rule& rule : rules_) found.push_back(rule.is_for(direction) && rule.conditions->hold_for(t));
+  for (const Rule& rule : rules_) found.push_back(rule.is_for(direction) && rule.conditions.hold_for(t));
   return found;
 }
 
 void Policy::note(const std::vector<bool>& held, Direction direction) const {
   for (size_t i = 0; i < rules_.size(); i++)
-    if (rules_[i].is_for(direction)) rules_[i].conditions->compared++, rules_[i].conditions->held += held[i];
+    if (rules_[i].is_for(direction)) rules_[i].conditions.met().compared++, rules_[i].conditions.met().held += held[i];
 }
 
 // The first rule that matches and names the direction, else the option.
@@ -171,7 +157,7 @@ std::unique_ptr<Made> Policy::make(
   const ConvCall call = deciding(whole, direction);
   auto decision = std::make_unique<Made>();
   Choice choice;
-  choice.direction = name_of(direction);
+  choice.direction = direction;
   choice.problem = text_of(whole);
   decision->held = holding(choice.problem, direction);
   choice.asked = asked_for(direction, decision->held);
@@ -180,7 +166,7 @@ std::unique_ptr<Made> Policy::make(
   if (recording && (choice.asked == only_recorded || choice.asked == "normal" || choice.asked == "thread_invariant")) {
     TuningKey key = tuning_key(call, direction);
     key.table = recording;
-    decision->recorded = msctx::record(key, threads);
+    record(key, threads);
   }
   const bool fell_back = choose(call, direction, threads, why_not_measured, choice, *decision);
   describe(choice, decision->row, call, op_of(direction, call.transposed), threads);
@@ -195,14 +181,14 @@ void Policy::complete(Made& decision, const Choice& choice, const std::string& e
     decision.warning = decision.warning_text.c_str(), decision.error = decision.error_text.c_str();
   }
   decision.is_beside_load = !choice.reasons.empty() && choice.reasons.back() == beside_load;
-  decision.choice = record(choice);
+  decision.choice = logged(choice);
   decision.ran = decision.row ? decision.row->name : "torch";
 }
 
 bool Policy::choose(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice, Made& decision) const {
   if (choice.asked == only_recorded) {
-    choice.reasons.push_back(decision.recorded ? "recorded, to be measured later" : "not recorded: too many problems are");
+    choice.reasons.push_back("recorded, to be measured later");
   } else if (is_invariance(choice.asked) && allows_torch(call)) {
     choice.reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
   } else if (choice.asked == "performance") {
@@ -214,25 +200,6 @@ bool Policy::choose(
     return fell_back || (!decision.row && !allows_torch(call));  // no bits are promised of torch's own path
   }
   return false;
-}
-
-bool Policy::may_compute(const ConvCall& whole, Direction direction, int threads) const {
-  const ConvText problem = text_of(whole);
-  const ConvCall call = deciding(whole, direction);
-  const auto by = [&](const std::string& asked) {
-    if (asked.empty()) return false;
-    Choice choice;
-    Made decision;
-    choice.asked = asked;
-    choose(call, direction, threads, "", choice, decision);
-    return decision.row != nullptr;
-  };
-  for (const Rule& rule : rules_) {
-    if (!rule.is_for(direction) || !rule.conditions->hold_for(problem, true)) continue;
-    if (by(rule.asked[int(direction)])) return true;
-    if (rule.conditions->hold_for(problem)) return false;
-  }
-  return by(asked_by_option(direction));
 }
 
 // The first row of the requested name that can take the call. nullptr: none, and why; or no algorithm is named.
@@ -338,13 +305,13 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   choice.asked = asked_for(direction, held);
   if (choice.asked.empty() || choice.asked == only_recorded) return nullptr;
   if (thread_invariant && is_heuristic(choice.asked)) choice.asked = invariance();
-  choice.direction = name_of(direction);
+  choice.direction = direction;
   choice.problem = problem;
   choice.ran = choice.provider = choice.math = "torch";
   choice.reasons.push_back(reason);
   auto decision = std::make_shared<Made>();
   complete(*decision, choice, is_heuristic(choice.asked) ? "" : failure(choice) + ": " + reason + "\n");
-  const std::string key = "refused " + std::to_string(decision->choice->number);
+  const std::string key = "refused " + *decision->choice;
   if (Decided found = known(key)) return found;
   return keep(key, std::move(decision));
 }
@@ -371,18 +338,12 @@ int msctx_put_in_force(Place place, const char* wanted, const ConvTable* table) 
     std::shared_ptr<Policy> next;
     const std::lock_guard<std::mutex> guard(policy_lock);
     if (wanted) {
-      const auto is_it = [&](const auto& one) { return one.first == text; };
-      if (const int64_t now = changes; now != policies.made_under) {
-        gone.swap(policies.known);
-        policies.made_under = now;
-      }
-      const auto found = std::find_if(policies.known.begin(), policies.known.end(), is_it);
-      if (found == policies.known.end())
-        policies.known.emplace_front(text, std::make_shared<Policy>(Json::of(wanted), *table));
-      else
-        policies.known.splice(policies.known.begin(), policies.known, found);
-      if (policies.known.size() > most_policies) gone.splice(gone.end(), policies.known, std::prev(policies.known.end()));
-      next = policies.known.front().second;
+      const int64_t now = changes;
+      if (now != policies.made_under || policies.known.size() >= most_policies) gone.swap(policies.known);
+      policies.made_under = now;
+      std::shared_ptr<Policy>& known = policies.known[text];
+      if (!known) known = std::make_shared<Policy>(Json::of(wanted), *table);
+      next = known;
       next->number = ++policies.times;
       next->place = place;
     }
@@ -428,11 +389,6 @@ int msctx_refuse(
   });
 }
 
-int msctx_may_compute(const Taken* taken, const ConvCall* given, Direction direction, int threads) {
-  bool may = false;
-  return done([&] { may = call_of(taken).policy->may_compute(*given, direction, threads); }) && may;
-}
-
 int msctx_compute(
     const Taken* taken, const ConvRow* row, const ConvProblem* p, Op op, const ConvTensors* t, const Kept* kept, const Memory* memory,
     const Parallel* parallel) {
@@ -442,7 +398,7 @@ int msctx_compute(
 
 void msctx_count(const Taken* taken, const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
   done([&] {  // without memory it is not counted
-    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again, call_of(taken).books);
+    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared, computed_again}, call_of(taken).books);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <compare>
 #include <memory>
+#include <memory_resource>
 #include <type_traits>
 #include <unordered_map>
 
@@ -36,82 +37,72 @@ std::string line_of(const ConvText&);
 
 // --- where rules hold, what ran, and why: one row for each distinct call, counted (choices.cpp) -----------------------
 
-// Where a rule holds. The same conditions are one object: policies count in it what books ask of it.
+// Where a rule holds.
 class Conditions {
  public:
   // `rule`: a ConvRule of Python's (msctx/options/algorithm_policy.py).
-  static std::shared_ptr<Conditions> of(const Json& rule);
+  explicit Conditions(const Json& rule);
+  bool hold_for(const ConvText&) const;
 
-  // `any_module`: or may, for a call whose module is not known yet.
-  bool hold_for(const ConvText&, bool any_module = false) const;
-
-  std::atomic<int64_t> compared{0}, held{0};  // calls
+  // Calls, of all rules with these conditions: policies count here what books ask for. They live as long as the process.
+  struct Met {
+    std::atomic<int64_t> compared{0}, held{0};
+  };
+  Met& met() const { return *met_; }
 
  private:
   std::vector<std::pair<std::string, std::string>> all_;
+  Met* met_;
 };
 
 struct Choice {
-  std::string direction, asked, ran, provider, math;
+  Direction direction{};
+  std::string asked, ran, provider, math;
   ConvText problem;
   double error = 0.0;      // the row's bound; 0: none is stated
   int64_t workspace = 0;   // bytes
   std::vector<std::string> reasons;
 };
 
-// What is counted of a choice.
+// One in the log, as JSON, without its counts.
+using Logged = std::shared_ptr<const std::string>;
+Logged logged(const Choice&);
+
+// What is counted of it.
 struct Counts {
   int64_t calls = 0, weights_kept = 0, weights_prepared = 0;  // the latter: forms of weights that were found, that were made
-  void add(const Counts& more, int64_t times = 1);
-};
-// One in the log. As small as this, it lies in no gap that aligned tensors leave around them: there it would keep their memory apart.
-struct Logged {
-  const std::string json;  // its members
-  // Under the log's lock.
-  int64_t number = 0;  // in the order in which they were met, from 1 on
-  int64_t used = 0;    // when it was last counted, in counts
   int64_t computed_again = 0;
 };
-struct Counted {
-  std::shared_ptr<Logged> choice;
-  Counts counts;
-};
-// The equal one, or this one from now on.
-std::shared_ptr<Logged> record(const Choice&);
-
 // `books`: those opened when the call began. It counts in none that was opened later: it may run by what held before.
-void count(const std::shared_ptr<Logged>&, const Counts&, bool computed_again, int64_t books);
+void count(const Logged&, const Counts&, int64_t books);
 int64_t books_opened();
 
-// What was counted while something was open: a process, a context. A call belongs to all that are open: each subtracts what the log had
-// counted when it was opened. A context's is opened once its policy is in force, and closed before that is put back.
+// What was counted while something was open: a process, a context. A context's is opened once its policy is in force, and closed before
+// that is put back.
 struct Book {
-  struct Rows {
-    std::unordered_map<std::string_view, Counted> counted;  // by their JSON
-    int64_t dropped = 0;
-    void bound();
-  };
-
-  explicit Book(std::vector<std::shared_ptr<Conditions>> rules = {}) : rules_(std::move(rules)) {}
+  explicit Book(std::vector<Conditions> rules = {}) : rules_(std::move(rules)) {}
   void open();
   void close();
-  ~Book();
+  ~Book() { close(); }
 
-  // As JSON, in the order of their numbers.
+  // As JSON, in the order in which they were met.
   std::string rows() const;
   // The first of its rules, from this one on, for which there was no call since it was opened, though there were others under it. -1: none.
   int unmatched(int from) const;
 
  private:
-  friend void count(const std::shared_ptr<Logged>&, const Counts&, bool, int64_t);
-  void add_latest(Rows&) const;  // what was counted since it was opened; the lock is held
+  friend void count(const Logged&, const Counts&, int64_t);
+  struct Row {
+    Logged choice;
+    int64_t met, used = 0;  // when it was first counted here, and last, in counts
+    Counts counts = {};
+  };
 
-  const std::vector<std::shared_ptr<Conditions>> rules_;
-  std::vector<std::pair<int64_t, int64_t>> rules_at_opening_;  // Conditions::compared and held
-  std::vector<std::pair<int64_t, Counts>> at_opening_;         // by the numbers in the log; and of calls that had begun by then
-  int64_t opened_ = 0, dropped_at_opening_ = 0;                // opened_: its number among all
-  bool is_open_ = true;  // the process's, from the first call on
-  Rows before_;          // while it was open before
+  const std::vector<Conditions> rules_;
+  std::vector<std::pair<int64_t, int64_t>> rules_at_opening_;  // Conditions::Met
+  int64_t opened_ = 0, dropped_ = 0;                           // opened_: its number among all
+  std::pmr::unsynchronized_pool_resource pool_;                // between tensors, rows would keep the memory of these apart
+  std::pmr::unordered_map<std::string_view, Row> counted_{&pool_};  // by their JSON
 };
 
 // --- how fast rows are on single problems: measured by this process, or read from a file by Python (tuning.cpp) -------
@@ -142,8 +133,8 @@ struct TuningKey {
 constexpr int any_threads = 0;  // the largest number that is known
 const Tuned* tuned(const TuningKey&, int threads, bool exact_only);
 void learn(const TuningKey&, int threads, Tuned);
-// Records a problem for Python to keep in the file, to be measured in another process, and why. False: there are too many.
-bool record(const TuningKey&, int threads, const char* why = "");
+// Records a problem for Python to keep in the file, to be measured in another process, and why.
+void record(const TuningKey&, int threads, const char* why = "");
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
@@ -165,10 +156,10 @@ std::string in_words(double number);  // the fewest digits that give it back
 
 // A decision, and what belongs to it.
 struct Made : Decision {
-  std::shared_ptr<Logged> choice;  // nullptr: nothing is requested
+  Logged choice;                   // nullptr: nothing is requested
   std::vector<bool> held;          // for which rules of the policy: their conditions
   std::string warning_text, error_text;
-  bool recorded = false, is_beside_load = false;
+  bool is_beside_load = false;
 };
 using Decided = std::shared_ptr<const Made>;  // nullptr: nothing is requested in this direction
 
@@ -184,9 +175,6 @@ class Policy : public Taken {
   // A call that is not ours to compute: to be refused.
   Decided refuse(Direction, const ConvText&, const std::string& reason);
 
-  // Whether a row of ours would compute the call, whose module is not known yet: under some of the rules that may hold for it.
-  bool may_compute(const ConvCall&, Direction, int threads) const;
-
   // The rows that `performance` may take for a call, the likely ones first.
   std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
   // What a tuning result for the call holds for.
@@ -200,7 +188,7 @@ class Policy : public Taken {
 
  private:
   struct Rule {
-    std::shared_ptr<Conditions> conditions;
+    Conditions conditions;
     std::string asked[directions];  // empty: the rule leaves that open
     bool is_for(Direction) const;
   };

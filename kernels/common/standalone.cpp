@@ -53,11 +53,6 @@ int msctx_has_nonfinite(const char* isa, DType dtype, const void* data, int64_t 
   return passes(isa).has_nonfinite(dtype, data, count);
 }
 
-int msctx_peaks(
-    const char* isa, const float* values, int64_t n, int64_t channels, int64_t positions, int32_t* bits, const Parallel* parallel) {
-  return done([&] { passes(isa).peaks(values, n, channels, positions, false, bits, *parallel); });
-}
-
 int msctx_finish(
     const char* isa, const Epilogue* how, float* result, int64_t n, int64_t channels, int64_t positions, const Parallel* parallel) {
   return done([&] { passes(isa).finish(*how, result, n, channels, positions, true, *parallel); });

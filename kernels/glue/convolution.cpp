@@ -1,12 +1,14 @@
 // The hook: what runs in place of aten::convolution and aten::convolution_backward, on CPU tensors and on those of CUDA.
 #include <ATen/Context.h>
 #include <ATen/TracerMode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "glue/cuda.h"
@@ -31,7 +33,6 @@ bool is_slow(const at::Tensor& tensor) {
   const Combination* combination = combination_in_force();
   return combination && combination->policies[0] && combination->policies[0]->lowers_to_half && !(combination->overruled & 1);
 }
-at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
 
 // Weights, by their storages: so many at most. As long as there are none, to ask costs a load.
 class Weights {
@@ -78,11 +79,6 @@ struct Traced {
   ~Traced() { is_traced = false; }
 };
 
-// Flags that an operator of torch's is given as arguments, beside its context's.
-struct GivenFlags {
-  bool benchmark = false, deterministic = false, cudnn_enabled = true, allow_tf32 = true;
-};
-
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct UnderPolicy {
   const Policy policy;
@@ -94,7 +90,7 @@ struct UnderPolicy {
 
   UnderPolicy(
       Policy taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
-      SymInts o, const c10::SymInt& groups, const GivenFlags& given = {})
+      SymInts o, const c10::SymInt& groups)
       : policy(std::move(taken)),
         geometry{
             C10_AS_INTARRAYREF_SLOW(s), C10_AS_INTARRAYREF_SLOW(p), C10_AS_INTARRAYREF_SLOW(d), C10_AS_INTARRAYREF_SLOW(o), transposed,
@@ -107,11 +103,11 @@ struct UnderPolicy {
     const at::Context& torch = at::globalContext();
     call->torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
     if (is_cpu) return;
-    call->torch_is_deterministic |= torch.deterministicCuDNN() || given.deterministic;
-    call->torch_allows_tf32 = torch.allowTF32CuDNN(at::Float32Op::CONV) && given.allow_tf32;
+    call->torch_is_deterministic |= torch.deterministicCuDNN();
+    call->torch_allows_tf32 = torch.allowTF32CuDNN(at::Float32Op::CONV);
     call->allows_tf32 = call->torch_allows_tf32 && policy->allow_tf32 && policy->allow_fp32_emulation;
-    call->torch_allows_cudnn = torch.userEnabledCuDNN() && given.cudnn_enabled;
-    call->torch_benchmarks = torch.benchmarkCuDNN() || given.benchmark;
+    call->torch_allows_cudnn = torch.userEnabledCuDNN();
+    call->torch_benchmarks = torch.benchmarkCuDNN();
   }
   int threads() const { return place == Place::cpu ? at::get_num_threads() : 1; }
 
@@ -194,19 +190,19 @@ at::Tensor forward(
     waiting.add(weight);
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision, Direction::fprop);
-  const bool wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
+  const bool is_wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
   const auto ours = [&](const ConvRow& row, Ran& ran) {
     const bool is_added = has_bias && input.scalar_type() == at::kFloat && row.algorithm->finishes;  // an epilogue is float32
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
     at::Tensor result = asked.run(
-        row, wide ? widened(input) : input, wide ? widened(weight) : weight, input, weight, bias, is_added ? &added : finishing,
+        row, is_wide ? wide(input) : input, is_wide ? wide(weight) : weight, input, weight, bias, is_added ? &added : finishing,
         kept_as(*asked.policy, weight), ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
       result.add_(bias->view(along));
     }
-    return wide ? result.to(input.scalar_type()) : result;
+    return is_wide ? result.to(input.scalar_type()) : result;
   };
   if (decision->to_measure) decision = asked.measure(decision, Direction::fprop, ours, torch);
   return asked.computed(decision, Direction::fprop, ours, torch);
@@ -231,9 +227,9 @@ at::Tensor convolution(
   const auto torch = [&] {
     const bool wider = place == Place::cpu && is_slow(input);
     if (wider && (weight.requires_grad() || input.requires_grad())) widened_weights.add(weight);
-    const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
+    const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(wide(*bias)) : bias;
     at::Tensor found = Previous<place, at::_ops::convolution>::call(
-        wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
+        wider ? wide(input) : input, wider ? wide(weight) : weight, b, stride, padding, dilation, transposed,
         output_padding, groups);
     return wider ? found.to(at::kHalf) : found;
   };
@@ -254,57 +250,17 @@ at::Tensor convolution(
   return forward(asked, input, weight, bias, torch);
 }
 
-at::Tensor finished_convolution(
-    const at::Tensor& given, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
-    c10::string_view activation, double low, double high, bool adds_last) {
-  TORCH_CHECK(given.dim() == 4 && given.scalar_type() == at::kFloat, "msctx::convolution: 2-D float32 convolutions only");
-  const Finishing finishing =
-      finishing_of("msctx::convolution", weight.size(0), scale, shift, other, activation, low, high, adds_last);
-  constexpr int64_t none[] = {0, 0};
-  const Geometry geometry{stride, padding, dilation, none, false, groups};
-  const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
-  Policy taken = policy_at(Place::cpu);
-  const Taken* const policy = taken.get();
-  const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
-  const std::optional<at::Tensor> no_bias;
-  const auto convolution_of_torch = [&] {
-    return Previous<Place::cpu, at::_ops::convolution>::call(
-        input, weight, no_bias, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none),
-        c10::SymInt(groups));
-  };
-  const auto torch = [&] { return finished_by_torch(policy, input, weight, geometry, finishing, convolution_of_torch); };
-  if (!policy) return torch();
-  UnderPolicy asked(
-      std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
-  asked.finishes = true;
-  if (asked.call) {
-    asked.call->channels_last = 1;
-    describe(*asked.call, finishing);
-  }
-  if (finishing.other.defined() && asked.call)
-    TORCH_CHECK(
-        finishing.other.sizes() == at::IntArrayRef(result_shape(*asked.call, Direction::fprop)) && finishing.other.scalar_type() == at::kFloat,
-        "msctx::convolution: other has another shape than the result");
-  return forward(asked, input, weight, std::nullopt, torch, &finishing);
-}
-
+// What torch.jit.trace has recorded; under a policy, the flags are those of torch's context.
 template <Place place>
 at::Tensor traced_convolution(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
     bool allow_tf32) {
-  const auto torch = [&] {
-    return Previous<place, at::_ops::_convolution>::call(
-        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
-        cudnn_enabled, allow_tf32);
-  };
-  if (inside_torch > 0 || !in_force(place)) return torch();
-  Policy taken = policy_at(place);
-  if (!taken) return torch();
-  const GivenFlags given{benchmark, deterministic, cudnn_enabled, allow_tf32};
-  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
-  return forward(asked, input, weight, bias, torch);
+  if (inside_torch == 0 && in_force(place))
+    return convolution<place>(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+  return Previous<place, at::_ops::_convolution>::call(
+      input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic, cudnn_enabled,
+      allow_tf32);
 }
 
 template <Place place>
@@ -320,7 +276,7 @@ Three convolution_backward(
       return Previous<place, at::_ops::convolution_backward>::call(
           grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
     auto [a, b, c] = Previous<place, at::_ops::convolution_backward>::call(
-        widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
+        wide(grad_output), wide(input), wide(weight), bias_sizes, stride, padding, dilation, transposed,
         output_padding, groups, mask);
     const auto narrowed = [](const at::Tensor& t) { return t.defined() ? t.to(at::kHalf) : t; };
     return Three(narrowed(a), narrowed(b), narrowed(c));
@@ -390,14 +346,98 @@ Three convolution_backward(
   return {found[0], found[1], found[2]};
 }
 
-template <Place place>
-void install_convolutions(c10::DispatchKey key, InForce& in_force) {
-  devices[int(place)] = c10::dispatchKeyToDeviceType(key);
-  Previous<place, at::_ops::convolution>::replace(key, torch::CppFunction(TORCH_FN(convolution<place>)), &in_force);
-  Previous<place, at::_ops::_convolution>::replace(key, torch::CppFunction(TORCH_FN(traced_convolution<place>)), &in_force);
-  Previous<place, at::_ops::convolution_backward>::replace(key, torch::CppFunction(TORCH_FN(convolution_backward<place>)), &in_force);
+namespace {
+
+// By oneDNN, of a weight that is packed once; undefined where torch has no oneDNN.
+at::Tensor by_packed(const UnderPolicy& asked, const at::Tensor& input, const at::Tensor& weight) {
+  auto& all = c10::Dispatcher::singleton();
+  static const auto pack = all.findSchema({"mkldnn::_reorder_convolution_weight", ""}), run = all.findSchema({"mkldnn::_convolution_pointwise", ""});
+  if (!asked.call || !pack || !run || !at::globalContext().userEnabledMkldnn()) return {};
+  const auto called = [](const c10::OperatorHandle& op, torch::jit::Stack stack) {
+    op.callBoxed(stack);
+    return stack[0].toTensor();
+  };
+  const Geometry& g = asked.geometry;
+  const std::string what(reinterpret_cast<const char*>(&asked.call->problem), sizeof(ConvProblem));
+  const auto padding = g.padding.vec(), stride = g.stride.vec(), dilation = g.dilation.vec();
+  const Parallel threads = threads_of_torch();
+  Keeper keeper(*asked.policy, weight, "onednn" + what, threads, asked.policy->frozen_weights && is_parameter(weight));
+  const at::Tensor packed = keeper.tensor([&] {
+    return called(*pack, {weight.contiguous(), padding, stride, dilation, g.groups, input.sizes().vec()});
+  });
+  const InsideTorch guard;
+  const c10::List<std::optional<at::Scalar>> none;
+  return called(*run, {input, packed, c10::IValue(), padding, stride, dilation, g.groups, "none", none, c10::IValue()});
 }
-template void install_convolutions<Place::cpu>(c10::DispatchKey, InForce&);
-template void install_convolutions<Place::cuda>(c10::DispatchKey, InForce&);
+
+// A result, channels_last, after a pass over it.
+at::Tensor finish(const at::Tensor& given, const Finishing& f) {
+  constexpr auto last = at::MemoryFormat::ChannelsLast;
+  at::Tensor result = given.contiguous(last);
+  Epilogue how = f.how;
+  if (f.scale.defined()) how.scale = f.scale.const_data_ptr<float>();
+  if (f.shift.defined()) how.shift = f.shift.const_data_ptr<float>();
+  const at::Tensor other = f.other.defined() ? f.other.contiguous(last) : f.other;
+  if (other.defined()) how.other = other.const_data_ptr<float>();
+  const int64_t positions = c10::multiply_integers(result.sizes().slice(2));
+  const Parallel threads = threads_of_torch();
+  check(msctx_finish(nullptr, &how, result.data_ptr<float>(), result.size(0), result.size(1), positions, &threads));
+  return result;
+}
+
+// Of 2-D float32, as msctx/graph/epilogues.py makes it. The result is channels_last, whatever the input is.
+at::Tensor finished_convolution(
+    const at::Tensor& given, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
+    c10::string_view activation, double low, double high, bool adds_last) {
+  const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
+  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
+  Epilogue& how = finishing.how;
+  how.activation = Activation(std::ranges::find(activation_names, activation) - activation_names);
+  how.low = float(low), how.high = float(high), how.adds_last = adds_last;
+  constexpr int64_t none[] = {0, 0};
+  const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
+  const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
+  std::optional<UnderPolicy> asked;
+  const auto torch = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    at::Tensor result = asked ? by_packed(*asked, input, weight) : at::Tensor();
+    if (!result.defined())
+      result = Previous<Place::cpu, at::_ops::convolution>::call(
+          input, weight, std::nullopt, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+    return finish(result, finishing);
+  };
+  Policy taken = policy_at(Place::cpu);
+  if (!taken) return torch();
+  asked.emplace(std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+  asked->finishes = true;
+  if (asked->call) {
+    ConvCall& call = *asked->call;
+    call.channels_last = 1;
+    call.activation = int32_t(how.activation), call.adds_last = finishing.other.defined() && adds_last;
+    call.has_scale = finishing.scale.defined(), call.has_shift = finishing.shift.defined(), call.has_other = finishing.other.defined();
+  }
+  return forward(*asked, input, weight, std::nullopt, torch, &finishing);
+}
+
+}  // namespace
+
+void install_finished() {
+  static auto* const defined = new torch::Library(torch::Library::FRAGMENT, "msctx", std::nullopt, __FILE__, __LINE__);
+  defined->def(
+      "convolution(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, Tensor? scale, Tensor? shift, "
+      "Tensor? other, str activation, float low, float high, bool adds_last) -> Tensor");
+  library("msctx", c10::DispatchKey::CPU).impl("convolution", TORCH_FN(finished_convolution));
+}
+
+template <Place place>
+void install_convolutions(c10::DispatchKey key, OurKernels& kernels) {
+  devices[int(place)] = c10::dispatchKeyToDeviceType(key);
+  Previous<place, at::_ops::convolution>::replace(key, torch::CppFunction(TORCH_FN(convolution<place>)), &kernels);
+  Previous<place, at::_ops::_convolution>::replace(key, torch::CppFunction(TORCH_FN(traced_convolution<place>)), &kernels);
+  Previous<place, at::_ops::convolution_backward>::replace(key, torch::CppFunction(TORCH_FN(convolution_backward<place>)), &kernels);
+}
+template void install_convolutions<Place::cpu>(c10::DispatchKey, OurKernels&);
+template void install_convolutions<Place::cuda>(c10::DispatchKey, OurKernels&);
 
 }  // namespace msctx::glue

@@ -18,7 +18,7 @@ struct {
   int64_t running = 0;
 } relaxed;
 
-Mode in_force() {
+Mode of_torch() {
   return {at::globalContext().deterministicAlgorithms(), at::globalContext().deterministicAlgorithmsWarnOnly()};
 }
 void put(const Mode& mode) { at::globalContext().setDeterministicAlgorithms(mode.is_on, mode.only_warns); }
@@ -28,7 +28,7 @@ void put(const Mode& mode) { at::globalContext().setDeterministicAlgorithms(mode
 void begin_exception() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
   if (relaxed.running++ != 0) return;
-  relaxed.found = in_force();
+  relaxed.found = of_torch();
   put({});
 }
 
@@ -45,7 +45,7 @@ using namespace msctx::glue;
 // Torch's flags, as they are for operators that are not left out: is_on + 2 * only_warns.
 MSCTX_API int msctx_deterministic() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
-  const Mode mode = relaxed.running ? relaxed.found : in_force();
+  const Mode mode = relaxed.running ? relaxed.found : of_torch();
   return mode.is_on + 2 * mode.only_warns;
 }
 MSCTX_API void msctx_set_deterministic(int mode) {

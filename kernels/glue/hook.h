@@ -16,9 +16,11 @@ namespace msctx::glue {
 using SymInts = c10::SymIntArrayRef;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-// Registers the kernels of convolutions for a place, at its dispatch key, and has `in_force` watch them.
+// Registers the kernels of convolutions for a place, at its dispatch key, and has `kernels` watch them.
 template <Place place>
-void install_convolutions(c10::DispatchKey, InForce& in_force);
+void install_convolutions(c10::DispatchKey, OurKernels& kernels);
+// Defines msctx::convolution, for compiled code, with what follows it.
+void install_finished();
 
 extern constinit std::array<c10::DeviceType, places> devices;  // by Place
 
@@ -29,7 +31,7 @@ struct InsideTorch {
   ~InsideTorch() { inside_torch--; }
 };
 
-// What was in force for an operator at a place before ours: torch's own kernel, or one of another library.
+// What PyTorch called for an operator at a place before ours: torch's own kernel, or one of another library.
 template <Place place, class Op, class Signature = typename Op::schema>
 struct Previous;
 template <Place place, class Op, class Return, class... Arguments>
@@ -39,13 +41,13 @@ struct Previous<place, Op, Return(Arguments...)> {
   static inline c10::DispatchKeySet keys;
 
   // Registers ours, where torch has one for the key.
-  static void replace(c10::DispatchKey key, torch::CppFunction ours, InForce* in_force = nullptr) {
+  static void replace(c10::DispatchKey key, torch::CppFunction ours, OurKernels* kernels = nullptr) {
     op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     kernel = in_table(*op, key);
     keys = c10::DispatchKeySet(key);
     implement(*op, key, std::move(ours));
-    if (in_force) in_force->watch(*op, key);
+    if (kernels) kernels->watch(*op, key);
   }
   static Return call(Arguments... arguments) {
     const InsideTorch guard;
@@ -73,18 +75,9 @@ at::Tensor by_row(const Taken&, const Decision&, Direction, c10::function_ref<at
 
 // --- products: aten::mm, addmm and their like ------------------------------------------------------------------------
 
-// Registers them at the key of a place's tensors, and has `in_force` watch them.
+// Registers them at the key of a place's tensors, and has `kernels` watch them.
 template <Place place>
-void install_products(InForce& in_force);
-
-struct ProductSizes {
-  int64_t rows, depth, columns;
-};
-// The call of a product of two matrices on the CPU, whose module is not known.
-ConvCall call_of_product(ProductSizes, bool left_transposed, bool right_transposed, DType, const Taken&);
-
-// left @ right, of float32, and what finishes it: by a row of ours where the policy in force has one, else by torch and a pass.
-at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing&);
+void install_products(OurKernels& kernels);
 
 // --- products of an NPU ------------------------------------------------------------------------------------------------
 
@@ -97,31 +90,6 @@ bool computes_from_halves(const ConvRow&);
 
 // a @ b of float32 matrices, or of batches of them.
 at::Tensor product_of_halves(const at::Tensor& a, const at::Tensor& b);
-
-// --- convolutions and products of compiled code with what follows them ------------------------------------------------
-
-// Defines msctx::convolution and msctx::linear. The result of a convolution is channels_last, whatever its input is; that of a product [rows][columns].
-void install_finished();
-
-// What they are given beside the factors; `of` is the operator.
-Finishing finishing_of(
-    const char* of, int64_t channels, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift,
-    const std::optional<at::Tensor>& other, c10::string_view activation, double low, double high, bool adds_last);
-void describe(ConvCall&, const Finishing&);
-// By a pass over a result in this format.
-void finish(const at::Tensor& result, const Finishing&, at::MemoryFormat);
-
-// The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once; where torch has no oneDNN,
-// by `convolution` and a pass over its result.
-at::Tensor finished_by_torch(
-    const Taken*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&,
-    c10::function_ref<at::Tensor()> convolution);
-
-// Registered for the CPU; in convolution.cpp, beside what it shares with the hook.
-at::Tensor finished_convolution(
-    const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
-    c10::string_view activation, double low, double high, bool adds_last);
 
 // --- routes: operators that compute convolutions or products without those that are hooked -----------------------------
 

@@ -3,54 +3,36 @@
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/python.h"
-#include "glue/registered.h"
-#include "glue/tensors.h"
-
-namespace msctx::glue {
-
-namespace {
-
-auto& in_force_at = immortal<std::array<InForce, places>>();  // by Place
-
-// The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
-void install_cuda(c10::DispatchKey key) {
-  const Silent silent;
-  install_convolutions<Place::cuda>(key, in_force_at[int(Place::cuda)]);
-  install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
-}
-
-void install() {
-  constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU;
-  const Silent silent;
-  install_convolutions<Place::cpu>(CPU, in_force_at[int(Place::cpu)]);
-  install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU,
-                              c10::DispatchKey::AutogradCPU});
-  install_products<Place::cpu>(in_force_at[int(Place::cpu)]);
-  install_finished();
-}
-
-}  // namespace
-
-}  // namespace msctx::glue
 
 using namespace msctx;
 
+static auto& kernels_at = immortal<std::array<glue::OurKernels, places>>();  // by Place
+
 // Registers the hook; "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install(glue::PythonFunction warn) {
+  using K = c10::DispatchKey;
   return problem_of([&] {
     glue::set_warner(warn);
-    glue::install();
+    const glue::Silent silent;
+    glue::install_convolutions<Place::cpu>(K::CPU, kernels_at[int(Place::cpu)]);
+    glue::install_routes(Place::cpu, {K::CPU, K::MkldnnCPU, K::QuantizedCPU, K::SparseCPU, K::SparseCsrCPU, K::AutogradCPU});
+    glue::install_products<Place::cpu>(kernels_at[int(Place::cpu)]);
+    glue::install_finished();
     return "";
   });
 }
 
-// Finds cuDNN in `cudnn`, a library that is loaded, and torch's handle for it in `torch_cuda`; then registers the hook at the
-// dispatch key of this name. "" or what went wrong. To be called once.
-MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cuda, const char* key) {
+// Finds cuDNN in `cudnn`, a library that is loaded, and torch's handle for it in `torch_cuda`; then registers the hook of cuDNN's
+// algorithms at the dispatch key of this name: CUDA's, or that of a device on which this is tested. "" or what went wrong. To be called once.
+MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cuda, const char* key_name) {
   return problem_of([&] {
     const std::string problem = glue::load_cudnn(cudnn, torch_cuda);
     glue::find_runtime(torch_cuda);
-    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key));
+    if (!problem.empty()) return problem;
+    const c10::DispatchKey key = c10::parseDispatchKey(key_name);
+    const glue::Silent silent;
+    glue::install_convolutions<Place::cuda>(key, kernels_at[int(Place::cuda)]);
+    glue::install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
     return problem;
   });
 }
@@ -60,14 +42,14 @@ MSCTX_API const char* msctx_install_npu(int has_float32) {
   return problem_of([&] {
     const glue::Silent silent;
     glue::set_npu(has_float32);
-    glue::install_products<Place::ascend>(glue::in_force_at[int(Place::ascend)]);
+    glue::install_products<Place::ascend>(kernels_at[int(Place::ascend)]);
     return "";
   });
 }
 
-// "" while our kernels are in force at a place, else whose is.
+// "" while PyTorch calls our kernels at a place, else whose it calls.
 MSCTX_API const char* msctx_hook_problem(int place) {
-  return problem_of([&] { return glue::in_force_at[size_t(place)].problem(); });
+  return problem_of([&] { return kernels_at[size_t(place)].problem(); });
 }
 
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.

@@ -2,7 +2,7 @@
 #include "glue/kept_weights.h"
 
 #include <algorithm>
-#include <list>
+#include <ranges>
 #include <type_traits>
 #include <unordered_map>
 
@@ -14,20 +14,17 @@ namespace msctx::glue {
 struct KeptWeight {
   const size_t bytes;
   void* const data;
-  const KeptTensor of_torch;  // or `data`
+  const at::Tensor of_torch;  // or `data`
   Fingerprint print{};  // of what it was made of
   // The last policy under which the bytes were looked at, and where they were: what frozen_weights trusts.
   std::atomic<int64_t> checked_under{0};
   std::atomic<const void*> checked_at{nullptr};
 
   explicit KeptWeight(size_t bytes) : bytes(bytes), data(take_scratch(bytes)) {}
-  KeptWeight(KeptTensor made, size_t bytes) : bytes(bytes), data(nullptr), of_torch(std::move(made)) {}
-  ~KeptWeight() {
-    if (data) release_scratch(data);
-  }
+  KeptWeight(at::Tensor made, size_t bytes) : bytes(bytes), data(nullptr), of_torch(std::move(made)) {}
+  ~KeptWeight() { release_scratch(data); }
   KeptWeight(const KeptWeight&) = delete;
   void note_check(const Taken& policy, const void* at) { checked_under = policy.number, checked_at = at; }
-  bool is_checked(const Taken& policy, const void* at) const { return checked_under == policy.number && checked_at == at; }
 };
 
 namespace {
@@ -42,30 +39,26 @@ std::string& add(std::string& key, const Part& part) {
 }
 
 struct Entry {
-  std::string key;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
   std::shared_ptr<KeptWeight> weight;
+  int64_t used;  // the last time, in uses of any
 };
-using Entries = std::list<Entry>;
 
 std::mutex& kept_weights_lock = fork_safe_mutex();
 struct AllKept {
-  Entries entries;  // last used first
-  std::unordered_map<std::string, Entries::iterator> by_key;
+  std::unordered_map<std::string, Entry> by_key;
   size_t bytes = 0;
+  int64_t uses = 0;
 
   // The lock is held. What leaves goes to `gone`, to be freed when it is not.
-  void drop(Entries::iterator entry, Entries& gone) {
-    bytes -= entry->weight->bytes;
-    by_key.erase(entry->key);
-    gone.splice(gone.end(), entries, entry);
-  }
-  void drop_dead(Entries& gone) {
-    for (auto entry = entries.begin(); entry != entries.end();) {
-      const auto next = std::next(entry);
-      if (entry->storage.expired()) drop(entry, gone);
-      entry = next;
-    }
+  template <class Is>
+  void drop(std::vector<std::shared_ptr<KeptWeight>>& gone, const Is& is) {
+    std::erase_if(by_key, [&](const auto& one) {
+      if (!is(one.second)) return false;
+      gone.push_back(one.second.weight);
+      bytes -= gone.back()->bytes;
+      return true;
+    });
   }
 };
 AllKept& kept = immortal<AllKept>();
@@ -74,35 +67,35 @@ std::shared_ptr<KeptWeight> look_up(const std::string& key) {
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
   const auto found = kept.by_key.find(key);
   if (found == kept.by_key.end()) return nullptr;
-  kept.entries.splice(kept.entries.begin(), kept.entries, found->second);
-  return found->second->weight;
+  found->second.used = ++kept.uses;
+  return found->second.weight;
 }
 
 // Takes a weight that has changed away; true: nobody else uses its memory.
-bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight) {
-  Entries gone;
+bool take_away(const std::shared_ptr<KeptWeight>& weight) {
   {
+    std::vector<std::shared_ptr<KeptWeight>> gone;
     const std::lock_guard<std::mutex> guard(kept_weights_lock);
-    const auto found = kept.by_key.find(key);
-    if (found != kept.by_key.end() && found->second->weight == weight) kept.drop(found->second, gone);
+    kept.drop(gone, [&](const Entry& entry) { return entry.weight == weight; });
   }
-  gone.clear();
   const bool alone = weight.use_count() == 1;
   std::atomic_thread_fence(std::memory_order_acquire);  // what the others read, they have read before
   return alone;
 }
 
 void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeight> weight) {
+  std::vector<std::shared_ptr<KeptWeight>> gone;
   auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(of));
-  Entries gone, added;
-  added.push_back({key, c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight)});
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
-  kept.drop_dead(gone);
-  if (const auto found = kept.by_key.find(key); found != kept.by_key.end()) kept.drop(found->second, gone);  // another thread's
-  kept.bytes += added.front().weight->bytes;
-  kept.entries.splice(kept.entries.begin(), added);
-  kept.by_key[key] = kept.entries.begin();
-  while (kept.bytes > most_bytes || kept.entries.size() > most_weights) kept.drop(std::prev(kept.entries.end()), gone);
+  const auto found = kept.by_key.find(key);
+  const void* const other = found == kept.by_key.end() ? nullptr : found->second.weight.get();  // another thread's
+  kept.drop(gone, [&](const Entry& entry) { return entry.storage.expired() || entry.weight.get() == other; });
+  kept.bytes += weight->bytes;
+  kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses});
+  while (kept.bytes > most_bytes || kept.by_key.size() > most_weights) {
+    const int64_t oldest = std::ranges::min(kept.by_key | std::views::values | std::views::transform(&Entry::used));
+    kept.drop(gone, [&](const Entry& entry) { return entry.used == oldest; });
+  }
 }
 
 }  // namespace
@@ -136,18 +129,18 @@ const Fingerprint& Keeper::print() {
 
 bool Keeper::is_same(KeptWeight& weight) {
   const void* at = weight_.data_ptr();
-  if (is_frozen_ && weight.is_checked(policy_, at)) return true;
+  if (is_frozen_ && weight.checked_under == policy_.number && weight.checked_at == at) return true;
   if (weight.print != print()) return false;
   weight.note_check(policy_, at);
   return true;
 }
 
 // The one of this form, if the weight has not changed; else make(one whose memory may be used).
-template <class Part, class New>
-std::shared_ptr<KeptWeight> Keeper::current(const Part& form, bool counts, const New& make) {
+template <class New>
+std::shared_ptr<KeptWeight> Keeper::current(int number, bool counts, const New& make) {
   std::string key;
-  key.reserve(key_.size() + sizeof form);
-  add(key += key_, form);
+  key.reserve(key_.size() + sizeof number);
+  add(key += key_, number);
   std::shared_ptr<KeptWeight> weight = look_up(key);
   if (weight && is_same(*weight)) {
     found += counts;
@@ -155,7 +148,7 @@ std::shared_ptr<KeptWeight> Keeper::current(const Part& form, bool counts, const
   }
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
   print();
-  if (weight && !take_away(key, weight)) weight = nullptr;
+  if (weight && !take_away(weight)) weight = nullptr;
   weight = make(std::move(weight));
   weight->print = print();
   weight->note_check(policy_, weight_.data_ptr());
@@ -169,7 +162,7 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
   if (number == plain_weight) return keeper.plain();
   if (!keeper.weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
   const bool counts = number != window_norms;
-  auto& used = keeper.used_[counts ? number : Prepared::most_forms];
+  std::shared_ptr<KeptWeight>& used = keeper.used_[counts ? number : Prepared::most_forms];
   const auto filled = [&](std::shared_ptr<KeptWeight> weight) {
     if (!weight) weight = std::make_shared<KeptWeight>(bytes);
     if (!make(with, weight->data)) throw std::bad_alloc();
@@ -182,16 +175,14 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
   return nullptr;
 }
 
-KeptTensor Keeper::tensor(const at::Tensor& values, const std::function<KeptTensor()>& make) {
-  const Fingerprint print = values.defined() ? print_of(values.contiguous(), parallel_) : Fingerprint{};  // what is frozen are weights
-  return current(print, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
+at::Tensor Keeper::tensor(c10::function_ref<at::Tensor()> make) {
+  return current(0, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {
-  Entries gone;
+  std::vector<std::shared_ptr<KeptWeight>> gone;
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
-  while (all_of_them && !kept.entries.empty()) kept.drop(kept.entries.begin(), gone);
-  kept.drop_dead(gone);
+  kept.drop(gone, [&](const Entry& entry) { return all_of_them || entry.storage.expired(); });
 }
 
 }  // namespace msctx::glue

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,26 +15,19 @@ namespace msctx::glue {
 
 struct KeptWeight;  // one weight in one form
 
-// What torch makes of a weight.
-struct KeptTensor {
-  at::Tensor tensor;
-  double norm = 0.0;  // no sum of the magnitudes of the weights of a result is larger
-};
-
 // What one call asks of the kept forms of a weight. It lives as long as the run.
 class Keeper {
  public:
   // `what`: all that its forms depend on beside the weight.
   Keeper(const Taken&, const at::Tensor& weight, std::string what, const Parallel&, bool is_frozen);
   Kept kept() { return {form, this}; }  // those of an algorithm
-  // That of torch, made of it and a tensor of values for its channels (may be undefined).
-  KeptTensor tensor(const at::Tensor& values, const std::function<KeptTensor()>& make);
+  at::Tensor tensor(c10::function_ref<at::Tensor()> make);  // that of torch
   int found = 0, made = 0;  // forms
 
  private:
   static const void* form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with);
-  template <class Part, class New>
-  std::shared_ptr<KeptWeight> current(const Part& form, bool counts, const New& make);
+  template <class New>
+  std::shared_ptr<KeptWeight> current(int number, bool counts, const New& make);
   const Fingerprint& print();
   const void* plain();
   bool is_same(KeptWeight&);

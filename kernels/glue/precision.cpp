@@ -233,12 +233,11 @@ class Governed final : public c10::OperatorKernel {
         return cast(tensor, to);
       });
     }
+    const auto run = [&] { guard ? op.callBoxed(stack) : op.redispatchBoxed(below, stack); };  // the latter: what it is made of is governed too
     if (policy.retries)
-      retrying(policy, op, below, stack, base, guard.has_value());
-    else if (guard)
-      op.callBoxed(stack);
+      retrying(policy, op, stack, base, run);
     else
-      op.redispatchBoxed(below, stack);  // what it is made of is governed too
+      run();
     if (casts) {
       if (!of_sparse) inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
       if ((computed == at::kHalf || (rule.through && !of_sparse)) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
@@ -288,15 +287,9 @@ class Governed final : public c10::OperatorKernel {
   }
 
   // enable_reduce_precision: what has no kernel for 16 bits is computed in float32, its results have the dtype they would have had.
-  void retrying(
-      const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack, size_t base, bool is_cast) {
+  template <class Run>
+  void retrying(const PrecisionPolicy& policy, const c10::OperatorHandle& op, Stack* stack, size_t base, const Run& run) {
     const Found found = look(*stack, base);
-    const auto run = [&] {
-      if (is_cast)
-        op.callBoxed(stack);
-      else
-        op.redispatchBoxed(below, stack);
-    };
     if (!found.any || found.is_left || found.sparse != at::kByte || !is_16_bit(found.widest)) return run();
     Stack given(stack->begin() + std::ptrdiff_t(base), stack->end());
     std::atomic<bool>& lacks = lacks_[found.widest == at::kHalf];

@@ -333,12 +333,8 @@ MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t want
   return number_for(made, wanted);
 }
 
-// Puts a combination in force in this thread, -1: none; returns the one before.
-MSCTX_API int msctx_precision_switch(int combination) {
-  const Combination* before = combination_in_force();
-  put_in_force(combination);
-  return before ? before->first : -1;
-}
+// Puts a combination in force in this thread, -1: none.
+MSCTX_API void msctx_precision_switch(int combination) { put_in_force(combination); }
 
 // What has been counted of each operator of a policy.
 MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[Counted::all], int operators) {

@@ -41,7 +41,6 @@ struct Terms {
   const at::Tensor* added = nullptr;
   at::Scalar beta = 0, alpha = 1;
   After activation = After::none;
-  const Finishing* finishing = nullptr;  // of msctx::linear
 
   bool adds() const { return added && beta.toDouble() != 0.0; }
   bool scales() const { return alpha.toDouble() != 1.0; }
@@ -51,27 +50,19 @@ template <class... Out>
 Terms terms_of(const at::Tensor& left, const at::Tensor& right, Out&...) {
   return {left, right};
 }
-template <class... Out>
+template <class... More>
 Terms terms_of(
-    const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha, Out&...) {
-  return {left, right, &added, beta, alpha};
-}
-template <class... Out>
-Terms terms_of(
-    const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha, bool gelu,
-    Out&...) {
-  return {left, right, &added, beta, alpha, gelu ? After::gelu : After::relu};
+    const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha,
+    More&... more) {
+  Terms found{left, right, &added, beta, alpha};
+  (([&] { if constexpr (std::is_same_v<More, bool>) found.activation = more ? After::gelu : After::relu; }()), ...);
+  return found;
 }
 
 // torch's own path of it, without a tensor that is given for the result.
 at::Tensor by_torch(Kind kind, const Terms& t) {
   const InsideTorch inside;
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (t.finishing) {
-    const at::Tensor result = at::_ops::mm::call(t.left, t.right).contiguous();
-    finish(result, *t.finishing, at::MemoryFormat::Contiguous);
-    return result;
-  }
   if (t.activation != After::none)
     return at::_ops::_addmm_activation::call(*t.added, t.left, t.right, t.beta, t.alpha, t.activation == After::gelu);
   switch (kind) {
@@ -108,14 +99,13 @@ class Product {
     wide_ = a.element_size() == 2;
     right_transposed_ = kind == Kind::vector || (b.stride(-2) == 1 && b.stride(-1) != 1);
     const bool left_transposed = a.stride(-2) == 1 && a.stride(-1) != 1;
-    call_ = call_of_product({rows_, depth_, columns_}, left_transposed, right_transposed_, *dtype_of(a), policy);
+    describe(left_transposed, *dtype_of(a), policy);
     call_.batches = has_batches ? batches_ : 0;
     // MKL's strict mode: not of a vector, nor, whatever the batch, of batches.
     if (kind == Kind::vector || (has_batches && policy.batch_invariant)) call_.torch_keeps_bits = 0;
     const std::string* const module = has_batches ? nullptr : module_of(b, false);
     call_.module = module ? module->c_str() : nullptr;
     call_.device = larger(0, a.device().index());
-    if (t.finishing) describe(call_, *t.finishing);
     is_valid_ = true;
   }
 
@@ -129,16 +119,32 @@ class Product {
   // The whole result by a row.
   at::Tensor run(const Taken& policy, const ConvRow& row, Ran& ran) const {
     if (place_ == Place::ascend) return on_npu(row);
-    at::Tensor result = t_.scales() ? scaled(policy, row, ran) : product(policy, row, widened(t_.left), ran);
+    at::Tensor result = t_.scales() ? scaled(policy, row, ran) : product(policy, row, wide(t_.left), ran);
     result = result.view(sizes());
     // The factor by itself: torch's loops join it to the addition for some elements, by their place.
-    if (t_.adds() && !adds_bias()) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
+    if (t_.adds() && !adds_bias()) result.add_(t_.beta.toDouble() == 1.0 ? wide(*t_.added) : wide(*t_.added).mul(t_.beta));
     if (t_.activation == After::relu) result.relu_();
     if (t_.activation == After::gelu) result = at::_ops::gelu::call(result, "none");
     return wide_ ? result.to(t_.left.scalar_type()) : result;
   }
 
  private:
+  void describe(bool left_transposed, DType dtype, const Taken& policy) {
+    ConvProblem& p = call_.problem;
+    p.dims = 2;
+    p.dtype = dtype;
+    p.n = p.groups = 1;
+    p.c = right_transposed_ ? depth_ : columns_, p.k = right_transposed_ ? columns_ : depth_;
+    for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
+    lay(p, divide_up(rows_, width), rows_ > width ? width : rows_);
+    call_.rows = rows_;
+    call_.left_transposed = left_transposed;
+    call_.transposed = !right_transposed_;
+    call_.channels_last = 1;
+    call_.torch_keeps_bits = policy.torch_keeps_products && (dtype == DType::f32 || dtype == DType::f64);
+    const at::Context& torch = at::globalContext();
+    call_.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+  }
   bool is_ours(const at::Tensor& t) const {
     return t.defined() && t.layout() == at::kStrided && is_at(place_, t) && t.has_storage() && dtype_of(t) && !t.is_neg();
   }
@@ -150,7 +156,6 @@ class Product {
     if (t_.activation == After::relu) result.relu_();
     return t_.activation == After::gelu ? at::_ops::gelu::call(result, "none") : result;
   }
-  at::Tensor widened(const at::Tensor& t) const { return wide_ ? t.to(at::kFloat) : t; }
 
   // Whether what is added is a value for each column.
   bool adds_bias() const {
@@ -159,7 +164,7 @@ class Product {
   }
 
   at::Tensor product(const Taken& policy, const ConvRow& row, const at::Tensor& a, Ran& ran) const {
-    const at::Tensor b = widened(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
+    const at::Tensor b = wide(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
     if (kind_ != Kind::batches) return one(policy, row, a, b, ran);
     at::Tensor result = at::empty(sizes(), a.options());
     if (row.algorithm->reads_channels_last && !row.algorithm->prepare)
@@ -172,7 +177,7 @@ class Product {
   // alpha times the product. Small factors apply to sums and large ones to the left factor, which keeps more of denormal values; but that
   // may overflow where the result does not: such elements, by themselves, are scaled the other way.
   at::Tensor scaled(const Taken& policy, const ConvRow& row, Ran& ran) const {
-    const at::Tensor a = widened(t_.left);
+    const at::Tensor a = wide(t_.left);
     const auto by = [&](bool before) {
       return before ? product(policy, row, a.mul(t_.alpha), ran) : product(policy, row, a, ran).mul_(t_.alpha);
     };
@@ -197,20 +202,13 @@ class Product {
     const int64_t down = left.stride(0), step = left.stride(1);
     const at::Tensor image = left.as_strided({1, depth_, height, across}, {height * across * down, step, across * down, down});
     const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
-    Finishing following{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
-    if (t_.finishing) following = *t_.finishing;
-    const bool is_last = padded && following.other.defined();  // by a pass: what is added lies without the padding
-    if (at::Tensor& other = following.other; other.defined() && !is_last)
-      other = other.contiguous().as_strided({1, columns_, height, across}, {rows_ * columns_, 1, across * columns_, columns_});
-    const bool is_followed = !is_last && (t_.finishing || following.shift.defined());
+    const Finishing bias{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
     const auto kept = may_be_weight ? kept_as(policy, t_.right) : Weight::fresh;
-    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, is_followed ? &following : nullptr, kept, ran);
+    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, adds_bias() ? &bias : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
-    const at::Tensor result = padded ? all.narrow(0, 0, rows_).clone() : all;
-    if (is_last) finish(result, *t_.finishing, at::MemoryFormat::Contiguous);
-    return result;
+    return padded ? all.narrow(0, 0, rows_).clone() : all;
   }
 
   // Batches by a row that needs nothing but the factors as they lie: each on one thread, where they are many, or small, since several
@@ -241,7 +239,7 @@ class Product {
   const Terms& t_;
   bool is_valid_ = false, wide_ = false, right_transposed_ = false;
   int64_t batches_ = 0, rows_ = 0, depth_ = 0, columns_ = 0;
-  ConvCall call_;
+  ConvCall call_{};
 };
 
 // What a policy makes of a product; undefined: torch is to compute it. `in_place`: what is added has the shape of the result.
@@ -346,50 +344,24 @@ struct Hooked<place, Op, Return(Arguments...)> {
 };
 
 template <Place place, class... Ops>
-void install_all(InForce& in_force) {
+void install_all(OurKernels& kernels) {
   constexpr c10::DispatchKey key = place == Place::cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1;
-  (Previous<place, Ops>::replace(key, torch::CppFunction(TORCH_FN((Hooked<place, Ops>::run))), &in_force), ...);
+  (Previous<place, Ops>::replace(key, torch::CppFunction(TORCH_FN((Hooked<place, Ops>::run))), &kernels), ...);
 }
 
 }  // namespace
 
-ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const Taken& policy) {
-  ConvCall call{};
-  ConvProblem& p = call.problem;
-  p.dims = 2;
-  p.dtype = dtype;
-  p.n = p.groups = 1;
-  p.c = right_transposed ? sizes.depth : sizes.columns, p.k = right_transposed ? sizes.columns : sizes.depth;
-  for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
-  lay(p, divide_up(sizes.rows, width), sizes.rows > width ? width : sizes.rows);
-  call.rows = sizes.rows;
-  call.left_transposed = left_transposed;
-  call.transposed = !right_transposed;
-  call.channels_last = 1;
-  call.torch_keeps_bits = policy.torch_keeps_products && (dtype == DType::f32 || dtype == DType::f64);
-  const at::Context& torch = at::globalContext();
-  call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
-  return call;
-}
-
-at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing& finishing) {
-  Terms terms{left, right};
-  terms.finishing = &finishing;
-  const at::Tensor result = asks_for_products(Place::cpu) ? computed(Place::cpu, Kind::matrices, terms) : at::Tensor();
-  return result.defined() ? result : by_torch(Kind::matrices, terms);
-}
-
 template <Place place>
-void install_products(InForce& in_force) {
+void install_products(OurKernels& kernels) {
   install_all<
       place, at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
       at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
-      at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
-  if constexpr (place == Place::cpu) install_all<place, at::_ops::dot, at::_ops::vdot>(in_force);
+      at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(kernels);
+  if constexpr (place == Place::cpu) install_all<place, at::_ops::dot, at::_ops::vdot>(kernels);
   if constexpr (place == Place::ascend)
-    install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward, matmul_double_backward>(in_force);
+    install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward, matmul_double_backward>(kernels);
 }
-template void install_products<Place::cpu>(InForce&);
-template void install_products<Place::ascend>(InForce&);
+template void install_products<Place::cpu>(OurKernels&);
+template void install_products<Place::ascend>(OurKernels&);
 
 }  // namespace msctx::glue

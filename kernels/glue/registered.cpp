@@ -1,6 +1,8 @@
 // Registration with PyTorch's dispatcher.
 #include "glue/registered.h"
 
+#include <map>
+
 // The dispatcher lends its table to the classes of this template. Each call of an operator reads the same entry in the same way, also
 // while another library registers a kernel. What torch offers, getComputedKernelForDispatchKey, adds to a list of the kernel's without a
 // lock, and never takes it away: it is asked for the name of another library's kernel alone.
@@ -19,13 +21,13 @@ namespace msctx::glue {
 
 const c10::KernelFunction& in_table(const c10::OperatorHandle& op, c10::DispatchKey key) { return c10::TypedOperatorHandle<Entry>::at(op, key); }
 
-void InForce::watch(const c10::OperatorHandle& op, c10::DispatchKey key) {
+void OurKernels::watch(const c10::OperatorHandle& op, c10::DispatchKey key) {
   const std::string found = op.getComputedKernelForDispatchKey(key).debug();
   TORCH_CHECK(found.find(mark) != std::string::npos, op.schema().name(), " is served by another kernel (", found, ")");
   kernels_.push_back({op, key, in_table(op, key)});
 }
 
-std::string InForce::problem() {
+std::string OurKernels::problem() {
   for (const Kernel& kernel : kernels_) {
     if (in_table(kernel.op, kernel.key)._equalsBoxedAndUnboxed(kernel.ours)) continue;
     const std::lock_guard<std::mutex> guard(lock_);
@@ -37,11 +39,8 @@ std::string InForce::problem() {
 
 // One Library for each namespace and key; never destroyed: to un-register while threads run is not safe.
 torch::Library& library(const std::string& ns, c10::DispatchKey key) {
-  static auto& all = immortal<std::vector<std::pair<std::pair<std::string, c10::DispatchKey>, torch::Library*>>>();
-  for (auto& [id, found] : all)
-    if (id.first == ns && id.second == key) return *found;
-  all.push_back({{ns, key}, new torch::Library(torch::Library::IMPL, ns, key, mark, 0)});
-  return *all.back().second;
+  static auto& all = immortal<std::map<std::pair<std::string, c10::DispatchKey>, torch::Library>>();
+  return all.try_emplace({ns, key}, torch::Library::IMPL, ns, key, mark, 0).first->second;
 }
 
 void implement(const c10::OperatorHandle& op, c10::DispatchKey key, torch::CppFunction kernel) {

@@ -20,7 +20,7 @@ void implement(const c10::OperatorHandle&, c10::DispatchKey, torch::CppFunction 
 
 // Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
 // TORCH_FN: code of their own distinguishes them from others.
-class InForce {
+class OurKernels {
  public:
   // Call it once the kernels are registered.
   void watch(const c10::OperatorHandle&, c10::DispatchKey);

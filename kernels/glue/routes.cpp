@@ -2,29 +2,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/ops/_conv_depthwise2d_ops.h>
-#include <ATen/ops/_nnpack_spatial_convolution_ops.h>
 #include <ATen/ops/_safe_softmax.h>
-#include <ATen/ops/_slow_conv2d_backward_ops.h>
-#include <ATen/ops/_slow_conv2d_forward_ops.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/conv_depthwise3d_ops.h>
-#include <ATen/ops/cudnn_convolution_ops.h>
-#include <ATen/ops/cudnn_convolution_transpose_ops.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/linear_ops.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/mkldnn_convolution_ops.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/slow_conv3d_forward_ops.h>
-#include <ATen/ops/slow_conv_dilated2d_ops.h>
-#include <ATen/ops/slow_conv_dilated3d_ops.h>
-#include <ATen/ops/slow_conv_transpose2d_ops.h>
-#include <ATen/ops/slow_conv_transpose3d_ops.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -35,9 +21,6 @@
 
 namespace msctx::glue {
 namespace {
-
-// As float32, whose products are rounded once.
-at::Tensor wide(const at::Tensor& t) { return t.element_size() == 2 ? t.to(at::kFloat) : t; }
 
 // Attention as products, softmax and sums of rows, of batches x heads x positions x values.
 at::Tensor weights_of(
@@ -100,29 +83,10 @@ struct Lstm {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> lstm_layer(
-    const at::Tensor& input, const at::Tensor& of_input, const at::Tensor& of_state, const at::Tensor& bias_of_input,
-    const at::Tensor& bias_of_state, const at::Tensor& hx, const at::Tensor& cx, bool reverse, at::IntArrayRef batch_sizes, int64_t mode,
-    int64_t, int64_t, bool has_biases, bool, bool, bool) {
-  TORCH_CHECK(mode == 2 && batch_sizes.empty() && input.dim() == 3, "an LSTM of one length only");
-  const std::vector<at::Tensor> given{of_input, of_state, bias_of_input, bias_of_state};
-  const Lstm lstm(at::TensorList(given).slice(0, has_biases ? 4 : 2), has_biases);
-  std::vector<at::Tensor> steps = lstm.rows(input.reshape({-1, input.size(2)})).view({input.size(0), input.size(1), -1}).unbind(0);
-  at::Tensor h = wide(hx), c = wide(cx);
-  for (size_t i = 0; i < steps.size(); i++) {
-    at::Tensor& step = steps[reverse ? steps.size() - 1 - i : i];
-    lstm.step(step, h, c);
-    step = h;
-  }
-  const auto type = input.scalar_type();
-  return {at::stack(steps).to(type), h.to(type), c.to(type), at::empty({0}, input.options().dtype(at::kByte))};
-}
-
-// An LSTM over sequences of several lengths, the longest first: each step has `batch_sizes` rows.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
-    const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList parameters, bool has_biases, int64_t layers,
+// An LSTM over sequences of several lengths, the longest first: each step has so many rows as `sizes` says.
+Three lstm_of_rows(
+    const at::Tensor& data, at::IntArrayRef sizes, at::TensorList hx, at::TensorList parameters, bool has_biases, int64_t layers,
     double dropout, bool train, bool bidirectional) {
-  const at::IntArrayRef sizes(batch_sizes.const_data_ptr<int64_t>(), batch_sizes.numel());
   const int64_t directions = bidirectional ? 2 : 1, count = parameters.size() / (layers * directions);
   const auto type = data.scalar_type();
   at::Tensor input = data;
@@ -158,6 +122,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
   return {input, at::stack(last[0]), at::stack(last[1])};
 }
 
+Three packed_lstm(
+    const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList parameters, bool has_biases, int64_t layers,
+    double dropout, bool train, bool bidirectional) {
+  const at::IntArrayRef sizes(batch_sizes.const_data_ptr<int64_t>(), batch_sizes.numel());
+  return lstm_of_rows(data, sizes, hx, parameters, has_biases, layers, dropout, train, bidirectional);
+}
+
+Three lstm(
+    const at::Tensor& given, at::TensorList hx, at::TensorList parameters, bool has_biases, int64_t layers, double dropout, bool train,
+    bool bidirectional, bool batch_first) {
+  const at::Tensor input = batch_first ? given.transpose(0, 1) : given;
+  const std::vector<int64_t> sizes(size_t(input.size(0)), input.size(1));
+  auto [output, h, c] =
+      lstm_of_rows(input.reshape({-1, input.size(2)}), sizes, hx, parameters, has_biases, layers, dropout, train, bidirectional);
+  output = output.view({input.size(0), input.size(1), -1});
+  return {batch_first ? output.transpose(0, 1) : output, h, c};
+}
+
 template <auto* function>
 const c10::KernelFunction& composed() {
   using Pointer = c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(function)>, function>;
@@ -167,11 +149,10 @@ const c10::KernelFunction& composed() {
 
 constexpr c10::DispatchKeySet dense({c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU});
 constexpr c10::DispatchKeySet sparse({c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU});
-constexpr c10::DispatchKeySet differentiated(c10::DispatchKey::AutogradCPU);
 constexpr c10::DispatchKeySet either({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU});  // torch makes it of others at all keys
 
 // Operators that compute matrix products without those that are hooked (see product.cpp), and at which keys. Under an invariance
-// `composed` makes one of hooked ones; where torch differentiates that, it takes the place of autograd's kernel, too.
+// `composed` makes one of hooked ones.
 struct OfTorch {
   std::string_view name;
   c10::DispatchKeySet keys = dense;
@@ -181,7 +162,7 @@ struct OfTorch {
 constexpr OfTorch products_of_torch[] = {
     {"aten::_scaled_dot_product_flash_attention_for_cpu", dense, composed<attention>},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", dense, composed<attention_backward>},
-    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>}, {"aten::lstm", either, composed<packed_lstm>, "data"},
+    {"aten::lstm", either, composed<lstm>, "input"}, {"aten::lstm", either, composed<packed_lstm>, "data"}, {"aten::mkldnn_rnn_layer"},
     {"aten::mkldnn_rnn_layer_backward"}, {"aten::mkldnn_linear"}, {"aten::mkldnn_linear_backward"}, {"aten::mkldnn_linear_backward_input"},
     {"aten::mkldnn_linear_backward_weights"}, {"aten::_weight_int8pack_mm"}, {"aten::_weight_int4pack_mm_for_cpu"},
     {"aten::_dyn_quant_matmul_4bit"}, {"aten::_scaled_mm"}, {"aten::_scaled_mm_v2"}, {"aten::_int_mm"}, {"aten::quantized_lstm"}, {"aten::quantized_gru"},
@@ -202,21 +183,13 @@ bool is_product(const std::string& name) {
   return row_of(name) || (!has("aten::") && !has("conv") && (has("linear") || has("_cell_dynamic") || has("int4mm")));
 }
 
-// torch's own convolutions, which its aten::convolution calls, too; of these install_routes takes the ones that it calls often.
-constexpr std::string_view called_by_torch[] = {
-    "aten::mkldnn_convolution", "aten::_nnpack_spatial_convolution", "aten::_slow_conv2d_forward", "aten::_slow_conv2d_backward",
-    "aten::slow_conv3d_forward", "aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d", "aten::slow_conv_transpose2d",
-    "aten::slow_conv_transpose3d", "aten::_conv_depthwise2d", "aten::conv_depthwise3d"};
-
+// What torch's aten::convolution calls often is none: aten::mkldnn_convolution of dense tensors, cudnn_convolution, slow_conv2d and its like.
 bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
   const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
   if (const OfTorch* row = row_of(op.name, op.overload_name)) return row->keys.has(key);
-  if (sparse.has(key) || differentiated.has(key)) return false;
+  if (sparse.has(key) || key == c10::DispatchKey::AutogradCPU) return false;
   if (has("aten::")) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
-    const bool is_called = std::find(std::begin(called_by_torch), std::end(called_by_torch), op.name) != std::end(called_by_torch);
-    if (is_called) return !op.overload_name.empty() && op.overload_name != "output_mask";  // out=, and one gradient's out=
-    if (op.name == "aten::cudnn_convolution") return op.overload_name == "out";  // the other one is called often, too
     const bool is_fused = op.name == "aten::cudnn_convolution_relu" || op.name == "aten::cudnn_convolution_add_relu";
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
@@ -253,16 +226,15 @@ void count_route(Place place, const std::string& name, bool is_backward, const a
 class Route : public c10::OperatorKernel {
  public:
   Route(const c10::OperatorHandle& op, Place place, c10::DispatchKey key)
-      : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name(), op.schema().overload_name())),
-        is_transparent_(is_differentiated_ || (row_ && row_->keys == either)),
-        before_(in_table(op, key)) {}
+      : place_(place), row_(row_of(op.schema().name(), op.schema().overload_name())),
+        is_above_autograd_(row_ && row_->keys == either), before_(in_table(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     bool is_asked_here = is_asked(place_);
     const bool is_kept = is_asked_here && row_ && is_invariant(place_);
-    if (is_kept && composes()) return row_->composed().callBoxed(op, keys, stack);
+    if (is_kept && row_->composed) return row_->composed().callBoxed(op, keys, stack);
     if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
-    if (is_transparent_) return before_.callBoxed(op, keys, stack);
+    if (is_above_autograd_) return before_.callBoxed(op, keys, stack);
     if (is_asked_here) {
       std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
@@ -277,31 +249,10 @@ class Route : public c10::OperatorKernel {
   }
 
  private:
-  // What torch differentiates is composed above autograd, or where nothing can be recorded.
-  bool composes() const {
-    return row_->composed && (is_differentiated_ || !row_->keys.has(c10::DispatchKey::AutogradCPU) || c10::InferenceMode::is_enabled());
-  }
-
   const Place place_;
-  const bool is_differentiated_;
   const OfTorch* const row_;
-  const bool is_transparent_;  // what it is made of is hooked
+  const bool is_above_autograd_;  // what it is made of is hooked
   const c10::KernelFunction before_;
-};
-
-// A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond.
-template <Place place, class Op, class Signature = typename Op::schema>
-struct Direct;
-template <Place place, class Op, class Return, class... Arguments>
-struct Direct<place, Op, Return(Arguments...)> {
-  static Return run(Arguments... arguments) {
-    if (is_asked(place)) {
-      constexpr bool is_backward = std::string_view(Op::name).find("backward") != std::string_view::npos;
-      const auto all = std::tie(arguments...);  // of a backward pass the gradient comes first
-      count_route(place, Op::name, is_backward, std::get<is_backward>(all), std::get<is_backward + 1>(all));
-    }
-    return Previous<place, Op>::call(std::forward<Arguments>(arguments)...);
-  }
 };
 
 // A linear layer of 16 bits whose input is not contiguous: torch rounds its products before it adds the bias, and for one row it does not.
@@ -312,15 +263,6 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
       *Torchs::op, Torchs::keys, is_rounded ? input.contiguous() : input, weight, bias);
 }
 
-template <Place place, class... Ops>
-void install_direct(c10::DispatchKey key) {
-  (Previous<place, Ops>::replace(key, torch::CppFunction(TORCH_FN((Direct<place, Ops>::run)))), ...);
-}
-template <Place place>
-constexpr auto install_slow = install_direct<
-    place, at::_ops::_slow_conv2d_forward, at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv_dilated2d,
-    at::_ops::slow_conv_dilated3d, at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>;
-
 }  // namespace
 
 void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
@@ -330,17 +272,8 @@ void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
           implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(*op, place, key)));
-  if (place == Place::cpu) {
-    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU})
-      Previous<Place::cpu, at::_ops::linear>::replace(key, torch::CppFunction(TORCH_FN(linear)));
-    install_direct<Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::slow_conv3d_forward>(keys.front());
-    install_slow<Place::cpu>(keys.front());
-  } else {
-    install_direct<
-        Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d, at::_ops::cudnn_convolution, at::_ops::cudnn_convolution_transpose>(
-        keys.front());
-    install_slow<Place::cuda>(keys.front());
-  }
+  for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU})
+    if (place == Place::cpu) Previous<Place::cpu, at::_ops::linear>::replace(key, torch::CppFunction(TORCH_FN(linear)));
 }
 
 }  // namespace msctx::glue

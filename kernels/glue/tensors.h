@@ -98,6 +98,9 @@ inline std::optional<DType> dtype_of(const at::Tensor& t) {
   }
 }
 
+// Sixteen bits as float32, whose sums are rounded once.
+inline at::Tensor wide(const at::Tensor& t) { return t.element_size() == 2 ? t.to(at::kFloat) : t; }
+
 struct Geometry {
   at::IntArrayRef stride, padding, dilation, output_padding;
   bool transposed;

@@ -1,10 +1,10 @@
-"""In graphs of inference, convolutions and linear layers take batch norm, bias, sum and activation after them into their call."""
+"""In graphs of inference, convolutions take batch norm, bias, sum and activation after them into their call."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,30 +59,26 @@ def activation(node: fx.Node) -> tuple[str, fx.Node, float, float] | None:
 
 
 aten = torch.ops.aten
-PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
-def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
-    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.cpp has.
+def fold(graph: fx.GraphModule) -> None:
+    """Replace them, on CPU tensors, by calls of the operator that kernels/glue/convolution.cpp defines.
 
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
-    A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
     """
-    targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
-    found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
+    found = [*filter(_is_ours, graph.graph.find_nodes(op="call_function", target=aten.convolution.default))]
     if not found or any(free_unbacked_symbols(node.meta.get("val")) or _depends_on_strides(node) for node in graph.graph.nodes):
         return
     view_to_reshape(graph)  # of other strides, a view may be none
-    _operators()
+    _operator()
     before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)]
     renamed = graph.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     for node in renamed:
         node.replace_all_uses_with(node.all_input_nodes[0])
-    replaced = [_replace(graph.graph, node) for node in reversed(found)]  # an addition of two follows the later one
+    for node in reversed(found):  # an addition of two follows the later one
+        _replace(graph.graph, node)
     graph.graph.eliminate_dead_code()
-    if not (any(replaced) or renamed):
-        return
     values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     with torch.no_grad():  # the strides that tensors have now
         FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
@@ -131,14 +127,11 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    is_product = node.target in PRODUCTS
-    value, weight = _value(node), _value(node.args[-1 if is_product else 1])
+    value, weight = _value(node), _value(node.args[1])
     if not all(isinstance(size, int) for size in weight.shape) or node.kwargs:
         return False
     if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.device.type != "cpu":
         return False
-    if is_product:
-        return weight.numel() > 0 and len(node.args) == 2 + (node.target is aten.addmm.default)
     return value.dim() == 4 and not node.args[6]
 
 
@@ -153,10 +146,7 @@ def _value(node: Any) -> torch.Tensor:
 
 @dataclass
 class Epilogue:
-    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* by channel.
-
-    *shape* is that of the last view in between, as its node has it.
-    """
+    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* by channel."""
 
     scale: fx.Node | None = None
     shift: fx.Node | None = None
@@ -165,66 +155,25 @@ class Epilogue:
     low: float = 0.0
     high: float = 0.0
     adds_last: bool = False
-    shape: Any = field(default=(), compare=False)
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> bool:
-    """Put one call in the place of a convolution or product and of what follows it; whether it did."""
-    args: tuple[Any, ...] = node.args
-    parts, own = args[-2:], Epilogue()
-    if node.target is aten.convolution.default:
-        given, weight, own.shift, stride, padding, dilation, _, _, groups = args
-        parts = (given, weight, stride, padding, dilation, groups)
-    elif node.target is aten.addmm.default:
-        shape = [*_value(node).shape]
-        if not any(_is_shaped(args[0], one) for one in (shape, shape[1:])):
-            return False
-        own = Epilogue(shift=args[0]) if _is_shaped(args[0], shape[1:]) else Epilogue(other=args[0])
-    e, last = replace(own), node
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    """Put one call in the place of a convolution and of what follows it."""
+    given, weight, shift, stride, padding, dilation, _, _, groups = node.args
+    e, last = Epilogue(shift=shift), node  # type: ignore[arg-type]
     while (after := _follow(graph, node, last, e)) is not None:
         last = after
-    if node.target in PRODUCTS and (e == own or not _may_compute(node, e)):
-        return False
+    parts = (given, weight, stride, padding, dilation, groups)
     with graph.inserting_after(last):
-        result = call = graph.call_function(
-            torch.ops.msctx.linear.default if node.target in PRODUCTS else torch.ops.msctx.convolution.default
+        call = graph.call_function(
+            torch.ops.msctx.convolution.default,
+            (*parts, e.scale, e.shift, e.other, e.activation, e.low, e.high, e.adds_last),
         )
-    with graph.inserting_before(call):
-        other = e.other
-        if other is not None and _value(other).dim() != _value(node).dim():
-            other = graph.call_function(aten.reshape.default, (other, [-1, _channels(node)]))
-    call.args = (*parts, e.scale, e.shift, other, e.activation, e.low, e.high, e.adds_last)
     call.meta = dict(node.meta)
-    if _value(last).dim() != _value(node).dim():
-        with graph.inserting_after(call):
-            result = graph.call_function(aten.reshape.default, (call, e.shape))
-        result.meta = dict(last.meta)
-    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
-    return True
-
-
-def _may_compute(product: fx.Node, e: Epilogue) -> bool:
-    """Whether a kernel of ours would, as far as is known now: else inductor does as well or better."""
-    left, right = (_value(factor) for factor in product.args[-2:])
-    rows, depth = _hints(left.shape)
-    lying = [_hints(factor.stride()) for factor in (left, right)]
-    requested = {
-        "rows": rows,
-        "depth": depth,
-        "columns": _channels(product),
-        "left_transposed": lying[0][0] == 1 != lying[0][1],
-        "right_transposed": lying[1][0] == 1 != lying[1][1],
-        "activation": ACTIVATIONS.index(e.activation),
-        "has_scale": e.scale is not None,
-        "has_shift": e.shift is not None,
-        "has_other": e.other is not None,
-        "adds_last": e.adds_last,
-    }
-    return bool(core.load().c.msctx_may_compute_product(core.json_of(requested)))
+    last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
 
 
 def _channels(node: fx.Node) -> int:
-    """Of a convolution, or the columns of a product."""
     return int(_value(node).shape[1])
 
 
@@ -240,10 +189,6 @@ def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
         return None
     left, right = user.args
     other: Any = right if left is node else left
-    is_view = user.target is aten.reshape.default and base.target in PRODUCTS and _value(user).dim() > 0
-    if is_view and known(_value(user).shape[-1] == _channels(base)):
-        e.shape = right
-        return user
     if other is node:
         return None
     if user.target is aten.add.Tensor and e.other is None and _is_shaped(other, [*_value(node).shape]):
@@ -276,33 +221,25 @@ def _is_shaped(given: Any, shape: list[int]) -> bool:
 def _by_channel(graph: fx.Graph, base: fx.Node, node: fx.Node, other: Any) -> fx.Node | None:
     """*other* as a vector, if it has a value for each channel of *node*."""
     channels = _channels(base)
-    if base.target in PRODUCTS:
-        shapes = [[1] * ones + [channels] for ones in range(_value(node).dim())]
-    else:
-        shapes = [[channels, 1, 1], [1, channels, 1, 1]]
-    if not any(_is_shaped(other, shape) for shape in shapes):
+    if not any(_is_shaped(other, shape) for shape in ([channels, 1, 1], [1, channels, 1, 1])):
         return None
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
         (other, *_) = other.args
     return other if _value(other).dim() == 1 else graph.call_function(aten.reshape.default, (other, [channels]))
 
 
-# --- the operators -------------------------------------------------------------------------------------------------------
+# --- the operator -------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _operators() -> None:
-    core.load()  # defines them
+def _operator() -> None:
+    core.load()  # defines it
 
     def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
         plain = aten.convolution.default(given, weight, None, stride, padding, dilation, False, [0, 0], groups)
         return torch.empty_like(plain, memory_format=torch.channels_last)
 
-    def product(left: torch.Tensor, right: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return left.new_empty(left.shape[0], right.shape[1])
-
     torch.library.register_fake("msctx::convolution", result)
-    torch.library.register_fake("msctx::linear", product)
 
 
 def _hints(numbers: Any) -> list[int]:

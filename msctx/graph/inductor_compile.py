@@ -57,7 +57,7 @@ class Way:
             self.patterns = lambda name: named.get(name, by_default or name == "_")  # "_": decompositions, which must happen
         self.aot = {name.removeprefix(FUNCTORCH): found.pop(name) for name in [*found] if name.startswith(FUNCTORCH)}
         self.config = found
-        about = wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues, wanted.products
+        about = wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues
         self.tag = hashlib.sha256(repr((own_code(), about)).encode()).hexdigest()[:16] if any(about) else ""
 
     def compile(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -70,9 +70,9 @@ class Way:
 
         A backward pass that cannot be compiled runs eagerly: its forward pass has run already.
         """
-        wanted, products = self.wanted, self.wanted.products is not None
-        if (wanted.epilogues or products) and how.get("is_inference"):
-            epilogues.fold(graph, wanted.epilogues, products)
+        wanted = self.wanted
+        if wanted.epilogues and how.get("is_inference"):
+            epilogues.fold(graph)
         is_needed = wanted.whole or not how.get("is_backward")
         own = None if is_needed else _copy(graph)  # passes change the other one
         try:

@@ -230,9 +230,7 @@ def _choice(entry: dict[str, Any]) -> Choice:
     problem = ConvProblem(**{**texts, **shapes, **other})
     reasons = entry.pop("reasons")
     if again := entry.pop("computed_again"):
-        reasons.append(
-            f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
-        )
+        reasons.append(f"{again} of these calls met values that its arithmetic does not carry, and were computed again by gemm")
     error = entry.pop("error") or None  # 0: no bound is stated
     return Choice(problem=problem, reasons=tuple(reasons), error=error, **entry)
 

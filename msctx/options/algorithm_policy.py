@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -229,11 +229,6 @@ class ConvPolicy:
         """Whether some call may run the fastest algorithm by measurement."""
         requested = requested_by(self.algorithms, self.conv_algo_rules, self.matmul_algo_rules)
         return any(name == "performance" for _, name in requested)
-
-    def of_products(self) -> ConvPolicy:
-        """What of it decides how products are computed."""
-        others: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name.startswith("conv_")}
-        return replace(self, **others, fallback="warn", work_path=None, frozen_weights=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are not as by default."""

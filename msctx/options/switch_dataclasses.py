@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from msctx.options.algorithm_policy import ConvPolicy
-
 Shape = tuple[int, ...]
 Range = tuple[int, int]
 """The least and the greatest size; (-1, -1): any."""
@@ -50,7 +48,6 @@ class Compilation:
     frozen: bool = False  # weights become constants where no gradients are computed
     weights: bool = False  # convolutions read them where they are, since an algorithm is requested
     epilogues: bool = False  # convolutions of graphs without gradients take what follows them into their call
-    products: ConvPolicy | None = None  # the policy by which linear layers do, where it requests products
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from ast import literal_eval
 from typing import Any
 
 from msctx.options import Setting
-from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, RECORDED, ConvPolicy
+from msctx.options.algorithm_policy import DIRECTIONS, RECORDED
 from msctx.options.grammars import DynamicDims, InOutPair, InputShape, ScopePasses, ShapeRange, gears_of, ranges_of
 from msctx.options.kinds import Bool, Choice, Flag, Path, TextKind
 from msctx.options.option import Option, session_option
@@ -277,7 +277,6 @@ def _fusion(on: On) -> dict[str, Any]:
         "scope_passes": tuple(passes.split(",")) if passes else (),
         "weights": on.device == "cpu" and _has_algorithm(on, *DIRECTIONS),
         "epilogues": _has_algorithm(on, "fprop"),
-        "products": _products(on),
         "frozen": bool(on.get(FROZEN)) and not hides(on, FROZEN),
     }
 
@@ -286,15 +285,6 @@ def _has_algorithm(on: On, *directions: str) -> bool:
     """Whether convolutions that inductor compiles for the CPU may have one."""
     names = requested_of(on.at("cpu"), *directions)
     return fused(on) is not False and any(name != RECORDED for _, name in names)
-
-
-def _products(on: On) -> ConvPolicy | None:
-    """The policy by which linear layers may take what follows them into their call."""
-    on_cpu = on.at("cpu")
-    if fused(on) is False or all(name == RECORDED for _, name in requested_of(on_cpu, PRODUCT)):
-        return None
-    policy: ConvPolicy | None = conv_policy(on_cpu).get(POLICY["cpu"])
-    return policy and policy.of_products()
 
 
 def hides(on: On, name: str) -> bool:

@@ -98,7 +98,7 @@ def test_what_is_not_supported_falls_back_as_requested(asking: Run) -> None:
         check(x, w)
         check(x, w)
     (warning,) = (str(one.message) for one in caught if "winograd" in str(one.message))
-    assert "conv_fprop_algo=winograd cannot compute the convolution of 2x4x7x9 with 6x4x2x2" in warning
+    assert "conv_fprop_algo=winograd cannot compute the convolution 2x4x7x9 * 6x4x2x2" in warning
     assert "winograd: cuDNN does not support it for this problem on this device" in warning
     (row,) = rows()
     assert (row.requested, row.ran, row.provider, row.calls) == ("winograd", "torch", "torch", 2), row

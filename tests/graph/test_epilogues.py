@@ -130,7 +130,7 @@ def test_rules_find_the_layer_and_frozen_weights_are_kept() -> None:
 
 @pytest.mark.parametrize("algorithm", ["normal", "winograd"])
 def test_weights_and_statistics_may_change(algorithm: str) -> None:
-    """Whether oneDNN computes it, with a weight that is packed with its factors, or an algorithm of ours."""
+    """Whether PyTorch computes it, or an algorithm of ours."""
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     norm = Block(TAILS["scale+shift"]).eval()
     model = nn.Sequential(block, norm)
@@ -211,15 +211,13 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("channels", [(2, 12), (12, 2)], ids=["small input", "large input"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[int, int]) -> None:
-    """oneDNN's own relu and clamp make numbers of NaN: they run only where none can come."""
+    """A pass of ours applies what follows a convolution of PyTorch's, whose own relu and clamp make numbers of NaN."""
     c, k = channels
     activation = ACTIVATIONS[name]
     torch.manual_seed(3)
     plain = {"x": images(3, c, 7, 9, last=True), "weight": torch.randn(k, c, 1, 1), "scale": torch.rand(k) + 0.5}
     plain |= {"shift": torch.randn(k), "other": images(3, k, 7, 9, last=True)}
     for part, value, adds_last in itertools.product(plain, (0.5, math.nan, math.inf, 3e38), (None, False, True)):
-        if part == "scale" and value == 3e38:
-            continue  # whether its sums are Inf or NaN depends on their order
         given = {name: tensor.clone() for name, tensor in plain.items()}
         given[part][(0,) * given[part].dim()] = value
         x, weight, scale, shift, other = given.values()
@@ -229,23 +227,7 @@ def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[in
                 *(name, -0.25, 0.5, bool(adds_last)),
             )
         assert ctx.choices()[0].ran == "torch"
-        scaled = weight * scale.view(-1, 1, 1, 1)
-        right = functional.conv2d(x.double(), scaled.double(), shift.double()).float().double()  # Inf where float32 has it
+        plain_result = functional.conv2d(x.double(), weight.double()).float()  # Inf where float32 has it
+        right = plain_result * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
         right = activation(right + other if adds_last is False else right) + (other if adds_last else 0.0)
-        torch.testing.assert_close(found, right.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("how", [([2, 2], [1, 1], [2, 2]), ([1, 1], [3, 3], [5, 5])], ids=["stride", "dilation"])
-def test_results_that_read_padding_alone(passes: Any, how: tuple[list[int], ...]) -> None:
-    """oneDNN crashes where a bias or an activation follows them."""
-    window = 1 if how[0] == [2, 2] else 2
-    passes(f"""
-        import torch, msctx
-        torch.manual_seed(0)
-        x = torch.randn(2, 8, 3, 1).contiguous(memory_format=torch.channels_last)
-        w, b = torch.randn(8, 4, {window}, {window}), torch.randn(8)
-        right = torch.nn.functional.conv2d(x.double(), w.double(), b.double(), *{how}, 2).relu().float()
-        with msctx.context(conv_fprop_algo="winograd_nonfused", fallback="silent"):
-            found = torch.ops.msctx.convolution(x, w, *{how}, 2, None, b, None, "relu", 0.0, 0.0, False)
-        torch.testing.assert_close(found, right)
-    """)
+        torch.testing.assert_close(found, right, equal_nan=True, rtol=1e-4, atol=1e-4)

@@ -24,9 +24,9 @@ def test_the_first_problem_is_reported_in_a_line(recwarn: pytest.WarningsRecorde
         fn.conv2d(X, W)
     (first,) = warned(recwarn)
     assert {w.filename for w in recwarn if issubclass(w.category, MsctxWarning)} == {__file__}
-    problem = "2x3x9x9 with 4x3x3x3 (float32, stride 2, padding 0, dilation 1, groups 1, channels_first)"
+    problem = "2x3x9x9 * 4x3x3x3, float32, stride 2, channels_first"
     start = (
-        f"conv_fprop_algo=winograd cannot compute the convolution of {problem} (winograd: it needs stride 1; this layer has 2). "
+        f"conv_fprop_algo=winograd cannot compute the convolution {problem} (winograd: it needs stride 1; this layer has 2). "
         "PyTorch computes it instead"
     )
     assert first.startswith(start)

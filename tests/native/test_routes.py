@@ -80,42 +80,6 @@ def test_a_sparse_input_stays_torchs() -> None:
         assert outcome() == own
 
 
-@pytest.mark.parametrize(
-    ("operator", "call"),
-    {
-        "aten::_slow_conv2d_forward": lambda x, w: torch.ops.aten.thnn_conv2d(x, w, [3, 3]),
-        "aten::slow_conv_dilated2d": lambda x, w: torch.ops.aten.slow_conv_dilated2d(
-            x, w, [3, 3], None, [1, 1], [0, 0], [2, 2]
-        ),
-        "aten::slow_conv_transpose2d": lambda x, w: torch.ops.aten.slow_conv_transpose2d(x, w[:3], [3, 3]),
-        "aten::mkldnn_convolution": lambda x, w: torch.ops.aten.mkldnn_convolution(x, w, None, [0, 0], [1, 1], [1, 1], 1),
-        "aten::slow_conv3d_forward": lambda x, w: torch.ops.aten.slow_conv3d(x[:, :, None], w[:, :, None], [1, 3, 3]),
-        "aten::slow_conv_dilated3d": lambda x, w: torch.ops.aten.slow_conv_dilated3d(x[:, :, None], w[:, :, None], [1, 3, 3]),
-        "aten::slow_conv_transpose3d": lambda x, w: torch.ops.aten.slow_conv_transpose3d(
-            x[:, :, None], w[:3, :, None], [1, 3, 3]
-        ),
-        "aten::_nnpack_spatial_convolution": lambda x, w: torch.ops.aten._nnpack_spatial_convolution(x, w, None, [0, 0]),
-    }.items(),
-)
-def test_torchs_own_operators_called_directly(operator: str, call: Callable[..., torch.Tensor]) -> None:
-    w = torch.randn(4, 3, 3, 3)
-    if "nnpack" in operator and not torch._nnpack_available():
-        pytest.skip("this torch or processor has no NNPACK")
-    assert_counted_and_refused(lambda: call(X, w), operator)
-
-
-def test_the_backward_of_one_of_them() -> None:
-    x, w = X.clone().requires_grad_(), torch.randn(4, 3, 3, 3, requires_grad=True)
-    y = torch.ops.aten.thnn_conv2d(x, w, [3, 3])
-    with asking("wgrad", "algo_1", fallback="silent") as ctx:
-        torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
-    (row,) = ctx.choices()
-    assert (row.direction, row.requested, row.ran, row.calls) == ("wgrad", "algo_1", "torch", 1)
-    assert (row.problem.input, row.problem.weight) == ((2, 3, 9, 8), (4, 3, 3, 3))
-    with asking("wgrad", "algo_1", fallback="error"), pytest.raises(RuntimeError, match="_slow_conv2d_backward"):
-        torch.autograd.grad(y.sum(), (x, w))
-
-
 def test_inside_torchs_own_path_they_are_part_of_that() -> None:
     """torch's own convolution calls them: one call, one row, in each direction."""
     problems = [

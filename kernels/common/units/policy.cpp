@@ -3,5 +3,4 @@
 #include "common/measure.cpp"
 #include "common/policy.cpp"
 #include "common/policy_rows.cpp"
-#include "common/policy_tuning.cpp"
 #include "common/tuning.cpp"

@@ -1,4 +1,4 @@
-// Mixed precision; memory of the CPU; which kernels PyTorch has in force. The one with most of torch's headers stands first.
+// Mixed precision; memory of the CPU; which kernels PyTorch calls. The one with most of torch's headers stands first.
 #include "glue/precision_policy.cpp"
 #include "glue/allocator.cpp"
 #include "glue/precision.cpp"

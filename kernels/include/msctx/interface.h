@@ -231,9 +231,6 @@ MSCTX_API int msctx_fingerprint(const char* isa, const void* data, int64_t bytes
 MSCTX_API int msctx_statistics(
     const char* isa, DType dtype, const void* data, int64_t count, struct Statistics* pieces, const struct Parallel*);
 MSCTX_API int msctx_has_nonfinite(const char* isa, DType dtype, const void* data, int64_t count);  // 1: one is not finite
-// Raises a number for each channel of [n][channels][positions] to the bits of its largest magnitude, those of Inf where one is not finite.
-MSCTX_API int msctx_peaks(
-    const char* isa, const float* values, int64_t n, int64_t channels, int64_t positions, int32_t* bits, const struct Parallel*);
 // Applies an epilogue to a result [n][positions][channels].
 MSCTX_API int msctx_finish(
     const char* isa, const struct Epilogue*, float* result, int64_t n, int64_t channels, int64_t positions, const struct Parallel*);
@@ -284,8 +281,6 @@ MSCTX_API int msctx_refuse(
     const struct Decision** decision);
 // Something has changed on which decisions depend: policies that come into force decide anew.
 MSCTX_API void msctx_decide_anew(void);
-// Whether a row of ours would compute the call, whose module is not known yet: under some of the rules that may hold for it.
-MSCTX_API int msctx_may_compute(const struct Taken* taken, const struct ConvCall*, Direction direction, int threads);
 
 // Computes a call by a row, or (null) by torch's own path, as it would be computed if that were chosen.
 struct Contest {
@@ -336,11 +331,6 @@ MSCTX_API char* msctx_measured(void);
 // How many problems this process has measured, and how long.
 MSCTX_API int64_t msctx_measurements(void);
 MSCTX_API double msctx_measuring_seconds(void);
-// Whether a made-up row wins a whole race, in which `seconds` are those of one run of it (1) or of torch's own path (0).
-MSCTX_API int msctx_race(double (*seconds)(int is_row), int32_t table);
-// The decision of the rounds of a race: `times` has one row of `rounds` numbers for torch's own path, for the same again, and for each
-// other. What is found is written to `gain` and `again`. Returns the place of the winner, 0 for torch.
-MSCTX_API int msctx_verdict(const double* times, int contenders, int rounds, const int32_t* in_order, double* gain, double* again);
 
 #ifdef __cplusplus
 }
