@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
 from msctx.options.kinds import BadValue, Size, check
-from msctx.options.option import UNSET, Option, device_of
+from msctx.options.option import UNSET, Option, Setting, device_of
 from msctx.options.registry import (
     OPTIONS,
     contradictions,
@@ -25,7 +25,7 @@ from msctx.options.registry import (
     make_layer,
     option_of,
 )
-from msctx.options.rules import Layer, Setting, Settings
+from msctx.options.settings import Layer, Settings
 from msctx.shipped import shipped
 
 PLAN = "MSCTX_PLAN"

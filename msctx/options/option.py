@@ -1,7 +1,8 @@
-"""One option: the single place for its name, type, default, devices and help."""
+"""One option: the single place for its name, type, default, devices and help; and a setting of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
@@ -119,6 +120,34 @@ class Option:
     def is_text(self) -> bool:
         """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
         return self.kind.is_text and not self.kind.null
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option as somebody set it: under which spelling, to which (canonical) value, and where."""
+
+    option: Option
+    spelling: str
+    value: Any
+    origin: str
+    content: Any = None
+    """The content of the file that the value names, as plain data."""
+    via: str = ""
+    """The spelling of the setting whose file or text held this one."""
+
+    @property
+    def device(self) -> str | None:
+        """The one device this spelling means, or ``None`` for every device that has the option."""
+        return device_of(self.spelling)
+
+    @property
+    def rank(self) -> int:
+        return rank_of(self.spelling)
+
+    @property
+    def place(self) -> str:
+        """The file or the call that set it: its origin without line and column, and without the name of a variable."""
+        return "environment" if self.origin.startswith("environment ") else re.sub(r":\d+:\d+$", "", self.origin)
 
 
 GPU, ASCEND = "mindspore.set_context(gpu_config)", "mindspore.set_context(ascend_config)"

@@ -14,8 +14,9 @@ from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
 from msctx.options.kinds import INVALID, Bool, Choice, Int, Keys, check, dotted, nowhere, show
-from msctx.options.option import Option
-from msctx.options.rules import YIELDING, Layer, Setting, exclusions
+from msctx.options.option import Option, Setting
+from msctx.options.rules import YIELDING, exclusions
+from msctx.options.settings import Layer
 from msctx.options.source_positions import read_file, scalar
 from msctx.shipped import CONFIGS
 
