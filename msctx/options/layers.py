@@ -30,25 +30,15 @@ from msctx.shipped import shipped
 
 PLAN = "MSCTX_PLAN"
 FIELDS = ("spelling", "value", "origin", "content", "via")
-LONGEST = 120_000
-"""Bytes: Linux takes no longer text in one variable."""
 
 
 def pack(layer: Layer, **more: Any) -> str:
-    """A layer as text; *more*: what else its reader wants, as plain data. Paths become absolute, since children may go elsewhere.
-
-    Raises:
-        OptionError: it is too long for a variable of the environment.
-    """
+    """A layer as text; *more*: what else its reader wants, as plain data. Paths become absolute, since children may go elsewhere."""
     settings = [
         {"option": one.option.name, **{field: getattr(one, field) for field in FIELDS}, "value": _absolute(one)}
         for one in layer.settings.values()
     ]
-    text = json.dumps({"version": __version__, "settings": settings, **more}, separators=(",", ":"))
-    if len(text.encode()) > LONGEST:
-        longest = max(settings, key=lambda one: len(json.dumps(one)))["spelling"]
-        raise OptionError([Diagnostic(str(longest), "is too long to be handed to another process in its environment")])
-    return text
+    return json.dumps({"version": __version__, "settings": settings, **more}, separators=(",", ":"))
 
 
 def _absolute(setting: Setting) -> Any:

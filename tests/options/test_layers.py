@@ -201,9 +201,3 @@ def test_what_is_not_ours_is_refused(text: str, expected: str | None) -> None:
     with pytest.raises(OptionError, match="MSCTX_PLAN") as caught:
         environment_layers({layers.PLAN: text})
     assert expected in str(caught.value)
-
-
-def test_what_no_variable_can_hold_is_refused() -> None:
-    layer = make_layer({"print_file_path": "x" * 130_000}, "here")
-    with pytest.raises(OptionError, match="print_file_path: is too long"):
-        layers.pack(layer)
