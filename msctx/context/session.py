@@ -230,7 +230,7 @@ def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """The device that a variable names, if no option names one."""
     BASE.start()
     settings = within(innermost().settings, own)
-    if settings.counts("session_device_id") or settings.counts("device_id"):
+    if settings.get("session_device_id") or settings.get("device_id"):
         return ()
     name = next((name for name in DEVICE_IDS if os.environ.get(name)), None)
     if name is None:

@@ -115,10 +115,6 @@ def _variants(value: Any) -> Iterator[Any]:
 # --- the kinds of scalars ---------------------------------------------------------------------------------------------
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 class Kind:
     """A type of values.
 
@@ -132,7 +128,9 @@ class Kind:
     is_text = False
     """Whether a bare word of the environment or the command line is a value as it stands, ``5`` and ``true`` too."""
 
-    def __init__(self, allowed: str, make: Callable[[Any], Any] = _as_it_is, form: Any = None, *, null: bool = False) -> None:
+    def __init__(
+        self, allowed: str, make: Callable[[Any], Any] = lambda value: value, form: Any = None, *, null: bool = False
+    ) -> None:
         self.allowed, self.make, self.null = allowed, make, null
         self.form: dict[str, Any] = {"anyOf": [form, {"type": "null"}]} if null else form
 

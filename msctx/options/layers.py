@@ -235,10 +235,8 @@ class Origin(NamedTuple):
 def look_up(name: str, settings: Settings, main: str) -> Origin:
     """The value on the device that the name means, else on the main one."""
     option, device = find(name), device_of(name)
-    if option is not None and settings.counts(option.name):
-        found = settings.get(option.name, device or main)
-        if found is not None:
-            return Origin(found.value, found.origin)
+    if option is not None and (found := settings.get(option.name, device or main)) is not None:
+        return Origin(found.value, found.origin)
     keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
     if keys:
         group: dict[str, Any] = {}

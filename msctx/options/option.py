@@ -47,15 +47,7 @@ def rank_of(spelling: str) -> int:
     return 2 if first in _NEWER else 1 if first in GROUPS else 0
 
 
-class _Unset:
-    def __repr__(self) -> str:
-        return "unset"
-
-    def __bool__(self) -> bool:
-        return False
-
-
-UNSET: Any = _Unset()
+UNSET: Any = type("Unset", (), {"__repr__": lambda self: "unset", "__bool__": lambda self: False})()
 """The default of an option for which the source vocabulary names none."""
 
 

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
 from msctx.options.kinds import INVALID, Bool, Choice, Int, Keys, check, dotted, nowhere, show
 from msctx.options.option import Option, Setting
-from msctx.options.rules import YIELDING, exclusions
+from msctx.options.rules import YIELDING, Excludes, about
 from msctx.options.settings import Layer
 from msctx.options.source_positions import read_file, scalar
 from msctx.shipped import CONFIGS
@@ -296,6 +296,10 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Dia
 
 def exclusive(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
     """The pairs that the sources forbid in one layer."""
-    for one, other, why in exclusions([s for s in settings.values() if s.option.name in YIELDING]):
-        place = f" from {other.origin}" if other.origin != one.origin else ""
-        yield Diagnostic(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}", origin)
+    able = [s for s in settings.values() if s.option.name in YIELDING]
+    for one, other in product(able, able):
+        meet = one.device in (None, other.device) or other.device is None
+        for why in (rule.why for rule in about(one.option.name, Excludes) if meet and rule.holds(one, other)):
+            place = f" from {other.origin}" if other.origin != one.origin else ""
+            text = f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}"
+            yield Diagnostic(one.spelling, text, origin)

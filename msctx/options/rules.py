@@ -5,7 +5,7 @@ These rules are those of MindSpore, CANN's TensorFlow adapter and ATC, and hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -168,10 +168,10 @@ NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice
 WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 
 
-def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | None = None) -> bool:
-    """Whether one setting takes the place of another of the same layer on a device; *always*: by a rule of that sort alone."""
+def overrides(winner: Setting, loser: Setting, device: str, *, always: bool) -> bool:
+    """Whether one setting takes the place of another of the same layer on a device, by a rule that holds *always* or not."""
     found = about(loser.option.name, Overrides)
-    return any(r.holds(winner, loser) and always in (None, r.always) and device in r.devices for r in found)
+    return any(r.holds(winner, loser) and r.always is always and device in r.devices for r in found)
 
 
 def clash(newer: Setting, older: Setting, device: str | None) -> bool:
@@ -179,15 +179,6 @@ def clash(newer: Setting, older: Setting, device: str | None) -> bool:
     name, pairs = older.option.name, ((newer, older), (older, newer))
     rivals = [r for r in about(name, Overrides) if not r.always and (device is None or device in r.devices)]
     return any(r.holds(*pair) for r in (*rivals, *about(name, Excludes)) for pair in pairs)
-
-
-def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:
-    """The pairs set in one layer that must not be: (first, second, why)."""
-    for one in settings:
-        for rule in about(one.option.name, Excludes):
-            for other in settings:
-                if rule.holds(one, other) and (None in (one.device, other.device) or one.device == other.device):
-                    yield one, other, rule.why
 
 
 def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str) -> tuple[str, str] | None:

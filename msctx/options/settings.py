@@ -78,10 +78,6 @@ class Settings:
         self._differ = bool(self.devices) or not YIELDING.isdisjoint(self._names)
         """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
 
-    def all(self, name: str, device: str) -> tuple[Setting, ...]:
-        """The settings of an option on a device, one for each layer that has one; the one in force first."""
-        return self.on(device).get(name, ())
-
     def get(self, name: str, device: str | None = None) -> Setting | None:
         """The setting in force, or ``None``. Without a device: that of the first device which has one."""
         for one in (device,) if device else DEVICES if self._differ else DEVICES[:1]:
@@ -90,16 +86,12 @@ class Settings:
         return None
 
     def on(self, device: str) -> dict[str, tuple[Setting, ...]]:
-        """Option name → its settings on one device, as :meth:`all` has them."""
+        """Option name → its settings on one device, one for each layer that has one; the one in force first."""
         return self._at(device).found
 
     def overridden(self, device: str) -> list[Overridden]:
         """The settings that yield on one device: to another spelling in the same layer, or to another option."""
         return self._at(device).overridden
-
-    def counts(self, name: str) -> bool:
-        """Whether a setting of an option counts: the key of a replaced file does not."""
-        return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
         key = device if self._differ else ""
@@ -175,9 +167,8 @@ class _OnDevice:
 
 def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
     """The settings that yield to one of the others by a rule that always holds; one that yields itself takes nobody's place."""
-    able = [s for s in settings if s.option.name in YIELDING]
 
     def winner(setting: Setting) -> Setting | None:
-        return next((w for w in able if overrides(w, setting, device, always=True) and winner(w) is None), None)
+        return next((w for w in settings if overrides(w, setting, device, always=True) and winner(w) is None), None)
 
-    return [(setting, w) for setting in able if (w := winner(setting)) is not None]
+    return [(setting, w) for setting in settings if (w := winner(setting)) is not None]

@@ -30,7 +30,7 @@ def read_file(path: Any, *, pipes: bool = False) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         return "", f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:
-        return "", error.strerror + (f" ({File.cwd() / path})" if not File(path).is_absolute() else "")
+        return "", f"{error.strerror}" + ("" if File(path).is_absolute() else f" ({File.cwd() / path})")
     except (ValueError, RuntimeError) as error:  # a path that no system takes; ~ of nobody
         return "", str(error)
 

@@ -186,7 +186,7 @@ def pool(on: On) -> dict[str, Any]:
 
 def _max_device_memory(on: On) -> Outcome:
     """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
-    settings = on.source.all("max_device_memory", on.device)
+    settings = on.source.on(on.device).get("max_device_memory", ())
     if on.device == "cpu":
         caps = tuple((setting.value, setting.origin) for setting in reversed(settings))
         what = arithmetic(caps, on.facts.free_memory) or "at most what the host has free"
@@ -231,7 +231,7 @@ def reuses(on: On) -> bool:
 
 def tightest(on: On) -> int | None:
     """The least of the caps in force, outer scopes' included."""
-    return min((setting.value for setting in on.source.all("max_device_memory", on.device)), default=None)
+    return min((setting.value for setting in on.source.on(on.device).get("max_device_memory", ())), default=None)
 
 
 def block_size(on: On) -> int | None:
