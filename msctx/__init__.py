@@ -120,8 +120,9 @@ def empty_cache() -> int:
     return memory.empty_cache()
 
 
-_MODULES = ("device_context", "mindspore", "run", "runtime")
-_IN_FILES = {
+_LATER = {
+    **dict.fromkeys(("device_context", "mindspore", "run", "runtime"), ""),
+    **dict.fromkeys(("get_current_device", "set_device", "set_deterministic", "set_recursion_limit"), "setter_functions"),
     "Print": "observers.printing",
     "grad": "graph.graph_mode",
     "jit": "graph.graph_mode",
@@ -130,8 +131,7 @@ _IN_FILES = {
     "set_dump": "observers.dump",
     "value_and_grad": "graph.graph_mode",
 }
-"""A public name → its file."""
-_NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")
+"""A public name → its file; ``""``: it is one."""
 
 
 def __getattr__(name: str) -> Any:
@@ -139,17 +139,14 @@ def __getattr__(name: str) -> Any:
 
     ``msctx.run``, for scripts that log to the run they are part of; MindSpore's newer vocabulary; its drop-in face; ``Print``.
     """
-    if name in _MODULES:
-        return import_module(f"msctx.{name}")
-    if name in _IN_FILES:
-        return getattr(import_module(f"msctx.{_IN_FILES[name]}"), name)
-    if name in _NEWER:
-        return getattr(import_module("msctx.setter_functions"), name)
-    raise AttributeError(f"module 'msctx' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'msctx' has no attribute {name!r}")
+    found = import_module(f"msctx.{_LATER[name] or name}")
+    return getattr(found, name) if _LATER[name] else found
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *_IN_FILES, *_NEWER})
+    return sorted({*__all__, *_LATER})
 
 
 if "MSCTX_PLAN" in os.environ:

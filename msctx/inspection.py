@@ -135,11 +135,7 @@ def _is_known(name: str, text: str) -> bool:
 def command_line(words: Sequence[str]) -> list[str]:
     """A command line without what may be secret in it: the arguments of an entry (``args.x=``), and all values of other programs."""
     program, *rest = words or [""]
-    if _is_ours(program):
+    path = Path(program)
+    if path.name in ("msctx", "msctx.exe") or path == Path(__file__).parent / "__main__.py":
         return [program, *(_ARGUMENT.sub(r"\1…", word) for word in rest)]
     return [program, *(re.sub(r"=.*", "=…", word, flags=re.DOTALL) if word.startswith("-") else "…" for word in rest)]
-
-
-def _is_ours(program: str) -> bool:
-    path = Path(program)
-    return path.name in ("msctx", "msctx.exe") or path == Path(__file__).parent / "__main__.py"

@@ -30,7 +30,6 @@ from msctx.memory import offload
 from msctx.native import cachedir, watched_models
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
-from msctx.tables import in_words
 
 
 @contextmanager
@@ -61,10 +60,6 @@ class Changes:
 
     def put_back(self, part: Any, before: Any) -> None:
         raise NotImplementedError
-
-    def failure(self, parts: list[Any]) -> str:
-        """What is to be said of parts that could not be put back."""
-        return f"{len(parts)} modules or weights stay changed"
 
     def read(self) -> Any:
         return self.wanted
@@ -109,16 +104,15 @@ class Changes:
         self._put_back([*self.before])
 
     def _put_back(self, parts: list[Any]) -> None:
-        left, errors = [], []
+        errors = []
         for part in parts:
             try:
                 with plainly():
                     self.put_back(part, self.before.pop(part))
             except (RuntimeError, MemoryError) as error:
-                left.append(part)
                 errors.append(error)
         if errors:
-            raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]
+            raise SwitchError(f"{len(errors)} modules or weights stay changed: {errors[0]}") from errors[0]
 
 
 # --- where they are ---------------------------------------------------------------------------------------------------
@@ -142,9 +136,6 @@ class _Places(Changes):
     def put_back(self, part: nn.Parameter, before: torch.device) -> None:
         """One for which there is no room stays in the host's memory."""
         _assign(part, memory_of(part, before).copy_(part.data))
-
-    def failure(self, parts: list[nn.Parameter]) -> str:
-        return f"{len(parts)} parameters ({in_words(sum(part.nbytes for part in parts))}) stay in host memory"
 
     def _end_all(self) -> None:
         try:

@@ -288,9 +288,7 @@ class _Sent:
     hf32: dict[str, str] = {}
     """What goes with each graph from then on where the engine took HF32 from switches that we had set."""
     dumped: dict[str, str] = {}
-    """The settings of the graphs in torchair's list of those that CANN dumps; none: they are the program's own."""
-    own: Any = None
-    """The program's own list, while there is another one."""
+    """The settings of the graphs in torchair's list of those that CANN dumps."""
 
 
 def _initialised() -> dict[str, str] | None:
@@ -331,13 +329,10 @@ def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, st
 
 def _dumps() -> dict[str, str]:
     """What is to be dumped of the graph that is about to be compiled. torchair's list has one path and one mode, those of its first
-    graph: each settings have their own, and so have the graphs that the program has dumped itself."""
+    graph: a list ends when the settings change."""
     found = {key: value for key, value in (_graph.now or {}).items() if key in DUMPS}
     if found != _Sent.dumped:
-        converter: Any = sys.modules[CONVERTER]
-        if not _Sent.dumped:
-            _Sent.own = converter.g_cached_dump_root
-        converter.g_cached_dump_root = None if found else _Sent.own
+        sys.modules[CONVERTER].g_cached_dump_root = None
         _Sent.dumped = found
     if found:
         os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
