@@ -133,14 +133,21 @@ def place(path: str | None) -> str | None:
 
 
 class Placed:
-    """Texts by their keys, of which some are *paths*."""
+    """Texts by their keys, of which some are *paths*: one that is in force stays, also where an inner scope sets other keys."""
 
     def __init__(self, paths: Collection[str]) -> None:
         self._paths = paths
+        self.given: Texts = None
         self.now: Texts = None
 
     def placed(self, texts: Texts) -> Texts:
-        return texts and {key: place(text) if key in self._paths else text for key, text in texts.items()}
+        given, now = self.given or {}, self.now or {}
+        found = {
+            key: now[key] if given.get(key) == text else place(text)
+            for key, text in (texts or {}).items()
+            if key in self._paths
+        }
+        return texts and {**texts, **found}
 
     def read(self) -> Any:
         return self.now and dict(self.now)
@@ -149,4 +156,10 @@ class Placed:
         return self.placed(texts) == self.now
 
     def write(self, texts: Any) -> None:
-        self.now = self.placed(texts)
+        self.given, self.now = texts, self.placed(texts)
+
+    def save(self) -> Any:
+        return self.given, self.now
+
+    def load(self, found: Any) -> None:
+        self.given, self.now = found

@@ -134,10 +134,11 @@ class _Apart(threading.local, Placed):
             torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
 
     def save(self) -> Any:
-        return self.now, torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
+        return super().save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
 
     def load(self, found: Any) -> None:
-        self.now, dtype, enabled = found
+        texts, dtype, enabled = found
+        super().load(texts)
         torch.set_autocast_dtype(_DEVICE, dtype)
         torch.set_autocast_enabled(_DEVICE, enabled)
 

@@ -332,7 +332,7 @@ def _dumps() -> dict[str, str]:
     graph: a list ends when the settings change."""
     found = {key: value for key, value in (_graph.now or {}).items() if key in DUMPS}
     if found != _Sent.dumped:
-        sys.modules[CONVERTER].g_cached_dump_root = None
+        vars(sys.modules[CONVERTER])["g_cached_dump_root"] = None
         _Sent.dumped = found
     if found:
         os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
