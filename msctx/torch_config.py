@@ -99,7 +99,7 @@ class Forced:
         if self.place == "default" and own not in (NOTHING, UNSET) and not is_here and thread.is_alive():
             raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
         self.forced = forced
-        self._enforce(own if is_here and own != self.own else None)
+        self._enforce(own if is_here else None)
 
     def when_loaded(self) -> None:
         """Called with a value in force, in a process that has loaded the module."""

@@ -141,13 +141,12 @@ class Placed:
         self.now: Texts = None
 
     def placed(self, texts: Texts) -> Texts:
-        given, now = self.given or {}, self.now or {}
-        found = {
-            key: now[key] if given.get(key) == text else place(text)
-            for key, text in (texts or {}).items()
-            if key in self._paths
-        }
-        return texts and {**texts, **found}
+        return texts and {key: self._placed(key, text) for key, text in texts.items()}
+
+    def _placed(self, key: str, text: Any) -> Any:
+        if self.given and self.now and self.given.get(key) == text:
+            return self.now[key]
+        return place(text) if key in self._paths else text
 
     def read(self) -> Any:
         return self.now and dict(self.now)

@@ -31,8 +31,7 @@ def _part(
 _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
 
 
-_reader = partial(slot, load=core.load)
-"""Of what the native core collects."""
+_reader = partial(slot, load=core.load)  # of what the native core collects
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 

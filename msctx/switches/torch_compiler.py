@@ -146,12 +146,7 @@ class _Apart(threading.local, Placed):
 _here = _Apart(PATHS)
 
 
-def _note() -> None:
-    if (content := _here.content) is not None:
-        compiled.add(content)
-
-
-report.ENDED.append(_note)
+report.ENDED.append(lambda: compiled.add(_here.content or ()))
 
 
 # --- inductor's configuration, above all that programs set ------------------------------------------------------------

@@ -188,8 +188,7 @@ def _exception_dump() -> str | None:
     """What aclInit is or was given: our files have it in their names. ``None``: a file of the program's own says it."""
     if (path := os.environ.get(ACL_INIT)) is None:
         return "2"  # torch_npu's own words for it
-    found = re.match(r"msctx_acl_([012])_", Path(path).name)
-    return found and found[1]
+    return (found := re.match(r"msctx_acl_([012])_", Path(path).name)) and found[1]
 
 
 def _no_exception_dump(value: str) -> str:
@@ -246,7 +245,6 @@ def _record(folder: str | None) -> None:
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
-Options = Mapping[str, str]
 ALLOW_HF32, AS_SWITCHED = "ge.exec.allow_hf32", "-"
 """A digit for convolutions and one for products, or the sign for torch_npu's switch as it is then."""
 DUMPS = (
@@ -339,7 +337,7 @@ def _dumps() -> dict[str, str]:
     return found
 
 
-def _tuning(config: Any, tuner: Options) -> Any:
+def _tuning(config: Any, tuner: Mapping[str, str]) -> Any:
     """A configuration of its own for this graph: the program's is not changed."""
     made = copy.deepcopy(config)
     made.aoe_config.aoe_mode = tuner["mode"]

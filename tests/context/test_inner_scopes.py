@@ -75,6 +75,7 @@ def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> 
         torch.set_num_threads(found + 1)
     with msctx.context(deterministic="ON"):
         inductor.deterministic = False  # of this thread, while the context's holds in all
-        with msctx.context(deterministic="ON"):
-            pass
-        assert not inductor.deterministic
+        for value in ("ON", "OFF"):
+            with msctx.context(deterministic=value):
+                pass
+            assert not inductor.deterministic, value
