@@ -128,8 +128,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+_KEEPING = ("msctx_enter_module", "msctx_precision_switch", "msctx_precision_note_autocast", "msctx_precision_number")
+"""The functions that take less time than to release the GIL would."""
+
+
 class Core:
-    """The library in this process; ``c`` has its functions, which release the GIL."""
+    """The library in this process; ``c`` has its functions, which release the GIL but for :data:`_KEEPING`."""
 
     def __init__(self, made: Build) -> None:
         import torch
@@ -138,8 +142,10 @@ class Core:
         torch.ops.load_library(str(made.glue))
         self.made = made
         self.c = c = ctypes.CDLL(str(made.glue))
+        keeping = ctypes.PyDLL(str(made.glue))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(c, name)
+            function = getattr(keeping if name in _KEEPING else c, name)
+            setattr(c, name, function)
             function.argtypes = arguments
             if isinstance(result, tuple):
                 function.restype, function.errcheck = result

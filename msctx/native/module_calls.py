@@ -30,16 +30,15 @@ class Call:
 
     Attributes:
         frame: the id of the frame that runs it, which itself would keep its tensors.
-        module: the id of its module.
         place: where its module is in watched models, if it is.
         leaves: what leaves it, the outermost first: a function, and its argument.
     """
 
-    __slots__ = ("frame", "leaves", "module", "place")
+    __slots__ = ("frame", "leaves", "place")  # each is set for itself: an __init__ would take as long as all the rest
 
-    def __init__(self, module: nn.Module, frame: int, place: watched_models.Place | None) -> None:
-        self.module, self.frame, self.place = id(module), frame, place
-        self.leaves: list[tuple[Callable[[Any], object], Any]] = []
+    frame: int
+    place: watched_models.Place | None
+    leaves: list[tuple[Callable[[Any], object], Any]]
 
 
 Enter = Callable[["nn.Module", Call], object]
@@ -54,8 +53,10 @@ class _Here(threading.local):
 here = _Here()
 """``calls``: of modules that run in this thread, the outermost first, as far as somebody wanted to know when they began."""
 _lock = threading.Lock()
-_clients: list[tuple[int, bool, Enter]] = []
-"""The outermost first: its order, whether it wants to know of modules that no watched model has, and what is called."""
+_clients: dict[Enter, tuple[int, bool]] = {}
+"""What is called → its order, and whether it wants to know of modules that no watched model has."""
+_enters: list[Enter] = []
+"""The same, the outermost first."""
 _has_all = False
 WHEN_COMPILED: list[Callable[[Any], object]] = []
 """Called by Dynamo where it reads our hook: with what translates the code that calls a module."""
@@ -66,11 +67,12 @@ _FILTER = ("ignore", re.compile(WARNS), UserWarning, None, 0)
 
 def turn(enter: Enter, on: bool, order: int = 0, *, all_modules: bool = True) -> None:
     """Whether *enter* is called with each module that is called, or with those of watched models; *order*: 0 is the innermost."""
-    global _clients, _has_all
+    global _enters, _has_all
     with _lock:
-        others = [client for client in _clients if client[2] != enter]
-        _clients = sorted([*others, *[(order, all_modules, enter)] * on], key=lambda client: -client[0])
-        _has_all = any(all_modules for _, all_modules, _ in _clients)
+        _clients.pop(enter, None)
+        if on:
+            _clients[enter] = order, all_modules
+        _enters, _has_all = sorted(_clients, key=lambda one: -_clients[one][0]), any(wants for _, wants in _clients.values())
         _install(bool(_clients))
 
 
@@ -109,27 +111,29 @@ def _begin(module: nn.Module, args: Any = ()) -> None:
 
         comptime(_compiled)
         return
-    frame, calls = sys._getframe(1), here.calls
-    try:  # 5: the module around it, whose ``forward`` calls this one itself; to search takes longer
-        if calls and id(sys._getframe(5)) != calls[-1].frame:
-            drop_ended(frame)
-    except ValueError:
-        drop_ended(frame)
+    if calls := here.calls:
+        try:  # 5: the module around it, whose ``forward`` calls this one itself; to search takes longer
+            is_inside = id(sys._getframe(5)) == calls[-1].frame
+        except ValueError:
+            is_inside = False
+        if not is_inside:
+            drop_ended(sys._getframe(1))
     if (place := watched_models.place_of(module)) is None and not _has_all:
         return
-    call = Call(module, id(frame), place)
+    call = Call()
+    call.frame, call.place, call.leaves = id(sys._getframe(1)), place, []
     calls.append(call)  # first: where Ctrl-C ends this, the next call undoes it
-    for _, _, enter in _clients:
+    for enter in _enters:
         enter(module, call)
 
 
 def _end(module: nn.Module, args: Any = (), result: Any = None) -> None:
     if is_dynamo_compiling() or not (calls := here.calls):
         return
-    if calls[-1].module == id(module):
+    if id(frame := sys._getframe(1)) == calls[-1].frame:
         _leave(calls)
-    elif any(call.module == id(module) for call in calls):
-        drop_ended(sys._getframe(1))  # it, and those inside it, which were ended by what torch calls no hooks for
+    else:  # of another module, or ended by what it raised
+        drop_ended(frame)
 
 
 def _leave(calls: list[Call]) -> None:

@@ -81,26 +81,24 @@ class InForce:
     """What a thread has in force, or had in the forward pass of a checkpoint.
 
     *number*: of the combination, outside of modules that rules name. *models*: those that such rules act on: those of the open
-    contexts, or of the forward pass. *place*: of the innermost named module that runs.
+    contexts, or of the forward pass. *place*: of the innermost named module that runs. *current*: the number inside that.
     """
 
     policies: Policies
     number: int = -1
     models: Collection[Model] = field(default_factory=lambda: watched_models.OPEN)
     place: watched_models.Place | None = None
+    current: int = -1
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.stack = [InForce({})]  # the last one is in force; those before it are around checkpoints that are computed again
+        self.now = InForce({})  # what is in force
+        self.stack = [self.now]  # it is the last one; those before it are around checkpoints that are computed again
         self.next: InForce | None = None  # the checkpoint that is about to be computed again
         self.reported: Policies | None = None  # whose autocast was
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
         self.tag: Any = None  # of the program before the first policy: its override, and the tag
-
-    @property
-    def now(self) -> InForce:
-        return self.stack[-1]
 
 
 here = _Here()
@@ -186,8 +184,10 @@ def note_autocast(device: Any = None) -> None:
     del here.stack[c.msctx_precision_agains() + 1 :]
     if here.next is not None:
         noted = c.msctx_precision_again(here.next.number)
+        here.next.current = here.next.number
         here.stack.append(here.next)
         here.next = None
+    here.now = here.stack[-1]
     if noted >= 0 <= place and noted >> place & 1:
         _report_autocast(DEVICES[place])
     _show(noted)
@@ -222,6 +222,7 @@ def switch(number: int) -> None:
     c = core.load().c
     c.msctx_precision_switch(number)
     _show(c.msctx_precision_note_autocast(-1))
+    here.now.current = number  # last: where Ctrl-C ends this, it is done again
 
 
 def pause(on: bool) -> None:

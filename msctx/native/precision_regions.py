@@ -33,29 +33,25 @@ if TYPE_CHECKING:
 
 
 def _enter(module: nn.Module, call: module_calls.Call) -> None:
-    if call.place is not None and (number := _inside(call.place)) is not None:
-        now = precision.here.now
-        call.leaves.append((_leave, (now, now.place)))
+    now = precision.here.now
+    if call.place is not None and (number := _inside(call.place, now)) is not None:
+        call.leaves.append((_leave, (now, now.place, now.policies, before := now.current)))
         now.place = call.place
-        _look_for_export()
-        _switch(number)
+        if number != before:
+            _look_for_export()
+            precision.switch(number)
 
 
-def _leave(entered: tuple[precision.InForce, watched_models.Place | None]) -> None:
-    now, around = entered
-    now.place = around
-    _switch(number_wanted())
-
-
-def _switch(number: int) -> None:
-    if number != precision.number_here():
-        precision.switch(number)
+def _leave(entered: tuple[precision.InForce, watched_models.Place | None, precision.Policies, int]) -> None:
+    now, now.place, policies, before = entered
+    if now.current != before or now.policies is not policies:
+        precision.switch(number_wanted())
 
 
 def number_wanted() -> int:
     """What the policies of this thread come to: inside the module whose forward pass is running, if their rules name one."""
     now = precision.here.now
-    number = _inside(now.place) if now.place is not None else None
+    number = _inside(now.place, now) if now.place is not None else None
     return now.number if number is None else number
 
 
@@ -74,9 +70,8 @@ _LOST = (
 )
 
 
-def _inside(place: watched_models.Place) -> int | None:
+def _inside(place: watched_models.Place, now: precision.InForce) -> int | None:
     """The number of the policies in force inside a module; ``None``: no rule acts on it."""
-    now = precision.here.now
     policies, models, moment, number = place.inside
     if policies is not now.policies or models is not now.models or moment != watched_models.times:
         key = tuple(now.policies.items())

@@ -92,7 +92,8 @@ def _put(device: str, policy: Policy | None) -> None:
     now.policies, now.number = after, precision.combination_of({name: one.number for name, one in after.items()})
     _install()
     module_calls.drop_ended()
-    core.load().c.msctx_precision_switch(precision_regions.number_wanted())
+    now.current = precision_regions.number_wanted()
+    core.load().c.msctx_precision_switch(now.current)
     precision_regions.policies_changed()
 
 
