@@ -25,12 +25,12 @@ def untraced(function: F) -> F:
     return function
 
 
-def passed_over(*functions: Any) -> None:
-    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
+def passed_over(*functions: Any, also_inside: bool = True) -> None:
+    """Where eager code calls them beside compiled code, Dynamo does not compile them, nor with *also_inside* what they call."""
     frames = sys.modules["torch"]._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
+    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
     for function in functions:
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip if also_inside else default))
 
 
 def outside_dynamo(function: F) -> F:

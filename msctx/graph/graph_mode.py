@@ -47,22 +47,14 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class Outermost:
+def outermost(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """In place of ``nn.Module._compiled_call_impl``: the outermost module that is called, and is not yet compiled, is.
 
-    A module that the program has compiled by itself (``module.compile()``) keeps that under this name.
+    A module that the program has compiled by itself (``module.compile()``) has that in its own dictionary, where torch looks first.
     """
-
-    def __get__(self, module: nn.Module | None, owner: type[nn.Module]) -> Callable[..., Any] | None:
-        if module is None or is_compiling():
-            return None
-        own: Callable[..., Any] | None = vars(module).get(CALL)
-        if (_here.depth and not _is_passed_over(module)) or not _is_alone(module):
-            return own
-        return functools.partial(_call_module, module) if own is None else functools.partial(_inside, own)
-
-    def __set__(self, module: nn.Module, own: Callable[..., Any]) -> None:
-        vars(module)[CALL] = own
+    if is_compiling() or (_here.depth and not _is_passed_over(module)) or not _is_alone(module):
+        return module._call_impl(*args, **kwargs)
+    return _call_module(module, *args, **kwargs)
 
 
 def _is_passed_over(module: nn.Module) -> bool:
@@ -181,7 +173,8 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 # they run between what Dynamo captures; compiled code switches Dynamo on again
-passed_over(Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _call, _inside)
+passed_over(outermost, also_inside=False)
+passed_over(_is_passed_over, _is_alone, _call_module, _run_shaped, _call, _inside)
 
 
 def found() -> Any:

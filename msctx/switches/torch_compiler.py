@@ -281,8 +281,8 @@ SWITCHES = (
     Switch("graph.compilation", lambda: graph_mode.compilation, partial(setattr, graph_mode, "compilation")),
     Switch(
         "graph.modules",
-        lambda: isinstance(graph_mode.found(), graph_mode.Outermost),
-        lambda on: graph_mode.put_back(graph_mode.Outermost() if on else None),
+        lambda: graph_mode.found() is graph_mode.outermost,
+        lambda on: graph_mode.put_back(graph_mode.outermost if on else None),
         state=(graph_mode.found, graph_mode.put_back),
     ),
     Switch("graph.grad_for_scalar", lambda: graph_mode.for_scalars, partial(setattr, graph_mode, "for_scalars")),
