@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def write(place: str, policy: ConvPolicy | None) -> None:
-    from msctx.native import tuning_file, tuning_sync
+    from msctx.native import tuning_file, tuning_sync  # here: with CUDA's compiler they take as long to import as the rest
 
     with _lock:
         text = None

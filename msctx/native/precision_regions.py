@@ -43,7 +43,8 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
 
 
 def _leave(entered: tuple[precision.InForce, watched_models.Place | None, precision.Policies, int]) -> None:
-    now, now.place, policies, before = entered
+    now, around, policies, before = entered
+    now.place = around
     if now.current != before or now.policies is not policies:
         precision.switch(number_wanted())
 

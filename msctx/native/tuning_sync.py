@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
@@ -17,7 +17,6 @@ from msctx import notices
 from msctx.errors import FileError
 from msctx.native import build, core, memory, process_group, tuning_file
 from msctx.native.cachedir import say
-from msctx.native.choices import Choice
 from msctx.native.core import Core
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
@@ -91,10 +90,13 @@ def keep(library: Core) -> None:
                 notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
 
 
-def used_by(rows: Iterable[Choice]) -> Groups:
-    """The entries for the problems of these choices, from the files that this process has used: what ran, as if all agreed on it."""
+def used_by(wanted: Mapping[tuple[str, str], tuple[str, str]]) -> Groups:
+    """The entries for problems, from the files that this process has used: what ran, as if all agreed on it.
+
+    Args:
+        wanted: (direction, problem) → what ran, and its arithmetic.
+    """
     library = core.loaded()
-    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.requested == "performance"}
     found: Groups = {}
     if library is None or not wanted:
         return found

@@ -188,7 +188,8 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        if tuned := tuning_sync.used_by(made):
+        wanted = {(row.direction, row.line): (row.ran, row.math) for row in made if row.requested == "performance"}
+        if tuned := tuning_sync.used_by(wanted):
             record.text("tuning.json", tuning_file.text_of(tuned))
 
 
