@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from msctx.options import Setting
@@ -158,6 +158,11 @@ OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 ON_CPU_ALONE = reason("it is computed only on the CPU", "compare with tensors that are moved there")
 NO_PARTS = "it emulates float32, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
+ONLY_CPU = ("conv_max_error", "matmul_max_error", "matmul_allow_tf32", "frozen_weights")
+"""What is no part of cuDNN's policy: it states no errors and keeps no weights."""
+DETAILS = {"cpu": [field.name for field in fields(ConvPolicy) if field.name not in NATIVE]}
+DETAILS["cuda"] = [name for name in DETAILS["cpu"] if name not in ONLY_CPU]
+"""Device → the options that a policy has as they are, each by its name."""
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
 NO_OTHER = f"NPUs have only {' and '.join(ON_NPU)}"
@@ -232,21 +237,14 @@ def conv_policy(on: On) -> dict[str, Any]:
         return {}
     if asking.get("batch_invariant"):
         asking["thread_invariant"] = True  # of the same kernels, fewer
-    policy = ConvPolicy(
-        **asking,
-        conv_workspace_limit=on.get("conv_workspace_limit"),
-        conv_max_error=on.get("conv_max_error") if on.device == "cpu" else None,  # cuDNN does not state its errors
-        matmul_max_error=on.get("matmul_max_error") if on.device == "cpu" else None,
-        fallback=on_fallback(on),
-        tuning_file=on.get("tuning_file") or kept_in(on),
-        work_path=recorded_in(on),
-        deterministic=on.get("deterministic") == "ON",
-        torch_keeps_products="thread_invariant" in asking and not on.facts.mkl,
-        matmul_allow_tf32=on.device == "cpu" and on.get("matmul_allow_tf32", False),
-        conv_allow_tf32=on.get("conv_allow_tf32", on.device == "cuda"),  # there torch's own flag has to allow it, too
-        allow_fp32_emulation=on.get("allow_fp32_emulation", True),
-        frozen_weights=on.device == "cpu" and on.get("frozen_weights", False),  # cuDNN keeps no weights
-    )
+    given = {name: value for name in DETAILS[on.device] if (value := on.get(name)) is not None} | asking
+    given |= {"fallback": on_fallback(on), "tuning_file": on.get("tuning_file") or kept_in(on), "work_path": recorded_in(on)}
+    given |= {
+        "deterministic": on.get("deterministic") == "ON",
+        "torch_keeps_products": INVARIANT[0] in asking and not on.facts.mkl,
+    }
+    given.setdefault("conv_allow_tf32", on.device == "cuda")  # there torch's own flag has to allow it, too
+    policy = ConvPolicy(**given)
     return {POLICY[on.device]: policy}
 
 
