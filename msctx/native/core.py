@@ -128,12 +128,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-_KEEPING = ("msctx_enter_module", "msctx_precision_switch", "msctx_precision_note_autocast", "msctx_precision_number")
-"""The functions that take less time than to release the GIL would."""
-
-
 class Core:
-    """The library in this process; ``c`` has its functions, which release the GIL but for :data:`_KEEPING`."""
+    """The library in this process; ``c`` has its functions, most of which release the GIL."""
 
     def __init__(self, made: Build) -> None:
         import torch
@@ -142,10 +138,10 @@ class Core:
         torch.ops.load_library(str(made.glue))
         self.made = made
         self.c = c = ctypes.CDLL(str(made.glue))
-        keeping = ctypes.PyDLL(str(made.glue))
+        for name in ("msctx_enter_module", "msctx_precision_switch", "msctx_precision_note_autocast"):
+            setattr(c, name, getattr(ctypes.PyDLL(str(made.glue)), name))  # it is done before the GIL would be released
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(keeping if name in _KEEPING else c, name)
-            setattr(c, name, function)
+            function = getattr(c, name)
             function.argtypes = arguments
             if isinstance(result, tuple):
                 function.restype, function.errcheck = result

@@ -167,11 +167,6 @@ def combination_of(numbers: Mapping[str, int]) -> int:
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-def number_here() -> int:
-    """The number of the combination that is in force in this thread."""
-    return int(core.load().c.msctx_precision_number())
-
-
 def note_autocast(device: Any = None) -> None:
     """An autocast has been entered or left (the last one of a checkpoint, if that is next), or what is in force has changed.
 

@@ -137,7 +137,7 @@ class Arguments(dict[str, Any]):
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
         now = precision.here.now
-        self.carried = precision.InForce(now.policies, precision.number_here(), frozenset(now.models))
+        self.carried = precision.InForce(now.policies, core.load().c.msctx_precision_number(), frozenset(now.models))
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not request the keys
         return super().__iter__()

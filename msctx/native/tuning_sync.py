@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
@@ -90,13 +90,10 @@ def keep(library: Core) -> None:
                 notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
 
 
-def used_by(wanted: Mapping[tuple[str, str], tuple[str, str]]) -> Groups:
-    """The entries for problems, from the files that this process has used: what ran, as if all agreed on it.
-
-    Args:
-        wanted: (direction, problem) → what ran, and its arithmetic.
-    """
+def used_by(rows: Iterable[Any]) -> Groups:
+    """The entries for problems of choices(), from the files that this process has used: what ran, as if all agreed on it."""
     library = core.loaded()
+    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.requested == "performance"}
     found: Groups = {}
     if library is None or not wanted:
         return found

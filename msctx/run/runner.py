@@ -188,8 +188,7 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        wanted = {(row.direction, row.line): (row.ran, row.math) for row in made if row.requested == "performance"}
-        if tuned := tuning_sync.used_by(wanted):
+        if tuned := tuning_sync.used_by(made):
             record.text("tuning.json", tuning_file.text_of(tuned))
 
 
