@@ -77,7 +77,7 @@ DIFFERS: dict[str, dict[str, str]] = {
     "check_flag": {
         "cpu": "",
         "cuda": "races only in eager code",
-        "ascend": "check_flag: only CANN's graph engine",
+        "ascend": "check_flag needs CANN's graph engine",
     },
 }
 """Word of op_debug_config → device → what differs."""

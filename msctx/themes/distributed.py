@@ -148,7 +148,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "parallel_speed_up_json_path.compute_communicate_fusion_level" if value in (1, 2):
             return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
         case "parallel_speed_up_json_path.compute_communicate_fusion_level":
-            needs = "one group's all-gathers and reduce-scatters, after enable_symm_mem_for_group"
+            needs = "only all-gathers and reduce-scatters of groups with enable_symm_mem_for_group"
             found = {"torch.inductor._micro_pipeline_tp": value == 3}
             return _compiled(on, setting, found, IN_CODE, needs if value else "")
         case "parallel_speed_up_json_path.enable_begin_end_inline_opt" | "is_tailing_optimization":

@@ -150,7 +150,7 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 ALREADY_MIXED = "PyTorch already runs eagerly what torch.compile cannot compile, unless a call has fullgraph=True"
 TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
 NO_STAGES = f"{TEXT}; torchair's graphs as captured"
-CACHED = f"{TEXT}; cached code leaves recorded graphs"
+CACHED = f"{TEXT}; cached code writes graphs recorded earlier"
 BY_CANN = "CANN fuses by its own rules"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
 """Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from msctx.options.kinds import Bool, Choice, Int, Kind, Text, TextKind
 from msctx.options.option import DEVICES, FLAGS_SOURCE, UNSET, Option
+from msctx.themes.base import reason
 
 GROUP = "graph_kernel_flags"
 FUNCTORCH = "functorch."
@@ -38,8 +39,8 @@ FEATURES = Choice({name: f"vectors of {bits} bits on {'x86' if 'avx' in name els
 SHARE = Choice({0: "only kernels of element-wise operators", 1: "also those with reductions"})
 
 NONE = "no counterpart in inductor"
-PLAIN = f"{NONE}. Set opt_level=1, which simplifies nothing."
-OTHERS = f"{NONE}. Set fusion_switch_file, which switches patterns."
+PLAIN = reason(NONE, "set opt_level=1, which simplifies nothing")
+OTHERS = reason(NONE, "set fusion_switch_file, which switches patterns")
 NO_TARGET = "the code is compiled for the machine that runs it"
 NEVER = {False: "inductor never does it"}
 WIDE = "fused kernels compute 16-bit types in float32"
@@ -144,7 +145,7 @@ FLAGS = (
         ("composite_op_limit_size", Count, "The largest number of operators in a fused kernel.", 20),
         ("reduce_fuse_depth", Count, "How many operators in a row are fused before a reduction.", 2),
         ("enable_dynamic_shape_fusion", Bool, "Whether graphs with dynamic shapes are fused.", False,
-            f"{NONE}. Set compile_dynamic_mode=False for code of one size.",
+            reason(NONE, "set compile_dynamic_mode=False for code of one size"),
             {True: "graphs with dynamic shapes are fused like others"}),
         ("enable_expand_ops", Names, "Operators that are also decomposed into simpler ones.", "native_dropout"),
         ("enable_expand_ops_only", Names, "The only operators that are decomposed.", "gelu"),
@@ -165,13 +166,13 @@ FLAGS = (
         ("cpu_type", Text, "The processor that code is made for.", "skylake-avx512", NO_TARGET),
         ("target_os", Text, "The system that code is made for.", "linux", NO_TARGET, {sys.platform: NO_TARGET}),
         ("repository_path", Text, "A file of kernels that AKG has tuned.", "kernels.json",
-            f"{NONE}. Set tuning_file, which keeps what is tuned here."),
+            reason(NONE, "set tuning_file, which keeps what is tuned here")),
         ("kernel_generator", Text, "What generates kernels: AKG, AKG_MLIR or DVM.", "AKG", "inductor generates all kernels"),
         ("enable_dynamic_batch", Bool, "Compiles for any size of the batch.", True,
             "compile_dynamic_mode, input_shape and dynamic_dims decide which sizes are dynamic"),
         ("enable_csr_fusion", Bool, "Fuses operators on CSR matrices.", True, NONE, NEVER),
         ("enable_lite_conv_tuning", Bool, "Tunes convolutions of MindSpore Lite.", True,
-            "it belongs to MindSpore Lite. Set conv_fprop_algo=performance, which measures convolutions.", NEVER),
+            reason("it belongs to MindSpore Lite", "set conv_fprop_algo=performance, which measures convolutions"), NEVER),
         ("enable_allreduce_prologue_fusion", Bool, "Fuses operators into the collective after them.", True, NONE, NEVER),
         ("enable_allreduce_epilogue_fusion", Bool, "Fuses operators into the collective before them.", True, NONE, NEVER),
         ("enable_cce_lib", Bool, "Runs operators of CANN's CCE library.", True, NONE, NEVER),

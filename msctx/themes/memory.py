@@ -229,17 +229,12 @@ def reuses(on: On) -> bool:
     return on.get("env_config_path.sys.mem_reuse") is not False
 
 
-def tightest(on: On) -> int | None:
-    """The least of the caps in force, outer scopes' included."""
-    return min((setting.value for setting in on.source.on(on.device).get("max_device_memory", ())), default=None)
-
-
 def block_size(on: On) -> int | None:
     """The size of a segment in MB. Torch takes no smaller one where a whole one does not fit, so under a cap it is a part of it."""
-    block, cap = on.get("mempool_block_size"), tightest(on)
+    block, caps = on.get("mempool_block_size"), on.source.on(on.device).get("max_device_memory", ())
     if block is None:
         return None
-    size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    size: int = max(20, min([block, *(cap.value // PART_OF_CAP for cap in caps)]) // MIB)
     return size
 
 
