@@ -3,25 +3,20 @@
 #include <ATen/Context.h>
 
 #include "glue/observed.h"
-#include "msctx/interface.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
 namespace {
 
-struct Mode {
-  bool is_on = false, only_warns = false;
-};
+// A mode is 1, if it is on, and 2 more, if it only warns.
 struct {
   std::mutex& lock = fork_safe_mutex();
-  Mode found;
+  int found = 0;
   int64_t running = 0;
 } relaxed;
 
-Mode of_torch() {
-  return {at::globalContext().deterministicAlgorithms(), at::globalContext().deterministicAlgorithmsWarnOnly()};
-}
-void put(const Mode& mode) { at::globalContext().setDeterministicAlgorithms(mode.is_on, mode.only_warns); }
+int of_torch() { return at::globalContext().deterministicAlgorithms() + 2 * at::globalContext().deterministicAlgorithmsWarnOnly(); }
+void put(int mode) { at::globalContext().setDeterministicAlgorithms(mode & 1, mode & 2); }
 
 }  // namespace
 
@@ -29,7 +24,7 @@ void begin_exception() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
   if (relaxed.running++ != 0) return;
   relaxed.found = of_torch();
-  put({});
+  put(0);
 }
 
 void end_exception() {
@@ -39,17 +34,15 @@ void end_exception() {
 
 }  // namespace msctx::glue
 
-using namespace msctx;
 using namespace msctx::glue;
 
-// Torch's flags, as they are for operators that are not left out: is_on + 2 * only_warns.
+// Torch's mode, as it is for operators that are not left out.
 MSCTX_API int msctx_deterministic() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
-  const Mode mode = relaxed.running ? relaxed.found : of_torch();
-  return mode.is_on + 2 * mode.only_warns;
+  return relaxed.running ? relaxed.found : of_torch();
 }
 MSCTX_API void msctx_set_deterministic(int mode) {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
-  relaxed.found = {bool(mode & 1), bool(mode & 2)};
-  if (!relaxed.running) put(relaxed.found);
+  relaxed.found = mode;
+  if (!relaxed.running) put(mode);
 }
