@@ -20,7 +20,7 @@ from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, W
 import msctx
 from msctx.compare import result
 from msctx.compare.result import Entrant
-from msctx.native.choices import Choice
+from msctx.native.policy_and_choices import Choice
 from msctx.options import OPTIONS
 
 Say = Callable[[dict[str, Any]], None]

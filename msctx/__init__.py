@@ -22,14 +22,14 @@ with collected_later():
         ScopeError,
         StrictError,
     )
-    from msctx.inspection import diff, state
+    from msctx.process_state import diff, state
 
 if TYPE_CHECKING:
     from msctx.graph.graph_mode import grad as grad
     from msctx.graph.graph_mode import jit as jit
     from msctx.graph.graph_mode import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
-    from msctx.native.choices import Choices
+    from msctx.native.policy_and_choices import Choices
     from msctx.native.precision_switch import Precisions
 
 __all__ = [
@@ -65,9 +65,9 @@ __all__ = [
 
 def choices() -> Choices:
     """Which algorithm each convolution of this process ran, under any context or setting that requested one, and why."""
-    from msctx.native import choices
+    from msctx.native import policy_and_choices
 
-    return choices.rows()
+    return policy_and_choices.rows()
 
 
 def precisions() -> Precisions:
@@ -127,7 +127,7 @@ _LATER = {
     "grad": "graph.graph_mode",
     "jit": "graph.graph_mode",
     "parse_print": "observers.printing",
-    "session": "context.session",
+    "session": "context.session_runs",
     "set_dump": "observers.dump",
     "value_and_grad": "graph.graph_mode",
 }

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.import_hooks import when_imported
-from msctx.options import layers
+from msctx.options import layer_sources
 
 
 def found() -> ModuleSpec | None:
@@ -42,7 +42,7 @@ def _enter() -> None:
     try:
         refuse_other_torch()
         BASE.start()
-        layers.note_process(os.environ, str(os.getpid()))
+        layer_sources.note_process(os.environ, str(os.getpid()))
     except MsctxError as error:  # a traceback would show torch's import, and a program may catch an ImportError
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -17,8 +17,8 @@ from typing import Any
 
 from msctx.options import OPTIONS, Option
 from msctx.options.kinds import Fields, YamlWord
-from msctx.options.layers import presets
-from msctx.run.config import COMPARED, SECTIONS
+from msctx.options.layer_sources import presets
+from msctx.run.experiment import COMPARED, SECTIONS
 
 HELP = {
     "context": "Options: what holds while the experiment runs.",

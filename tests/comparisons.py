@@ -12,10 +12,10 @@ import torch
 import msctx
 from msctx.compare import benchmark_cases
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.layer_shapes import NetworkLayer, Product, Workload, dump, parse
 from msctx.compare.result import Cell, Row
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse
 from msctx.native import build
-from msctx.native.choices import ConvProblem
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml
 
 MODEL = """

@@ -3,8 +3,8 @@
 from contextlib import AbstractContextManager
 from unittest import mock
 
-from msctx.native.cuda import depthwise
+from msctx.native.cuda import depthwise_launches
 
 
 def window(general: bool) -> AbstractContextManager[object]:
-    return mock.patch.object(depthwise, "WINDOWS", () if general else depthwise.WINDOWS)
+    return mock.patch.object(depthwise_launches, "WINDOWS", () if general else depthwise_launches.WINDOWS)

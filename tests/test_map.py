@@ -134,7 +134,7 @@ def test_switches_are_declared_soundly() -> None:
 
 LAYERS = (
     ("_version", "errors", "import_hooks", "shipped", "tables"),
-    ("dynamo", "signals"),
+    ("outside_dynamo", "deferred_interrupts"),
     ("notices", "options", "torch_config"),
     ("themes", "native"),
     ("memory",),
@@ -144,7 +144,7 @@ LAYERS = (
     ("devices", "plan"),
     ("amp", "reference"),
     ("context",),
-    ("at_start", "inspection", "setter_functions"),
+    ("at_start", "process_state", "setter_functions"),
     ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
     ("compare", "verify"),
@@ -154,7 +154,7 @@ LAYERS = (
 )
 """From below: a module imports only what is further below, and its own package. A new module needs its place here."""
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-ROOT_RANK = RANKS["inspection"]
+ROOT_RANK = RANKS["process_state"]
 """msctx itself, which imports the context and the inspection."""
 ONLY = {
     "switches": {
@@ -164,7 +164,7 @@ ONLY = {
         "native",
         "memory",
         "observers",
-        "signals",
+        "deferred_interrupts",
         "tables",
         "torch_config",
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.native.choices import Choices
+from msctx.native.policy_and_choices import Choices
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ namespace msctx {
 
 using int64 = long long;
 
-// Plain data, made by the host (msctx/native/cuda/depthwise.py has the same fields in the same order) and passed by value.
+// Plain data, made by the host (msctx/native/cuda/depthwise_launches.py has the same fields in the same order) and passed by value.
 // Any extent may be 0. Elements: x [n][c][in], w [c * multiplier][window], y [n][c * multiplier][out]; or x and y with channels last.
 struct DepthwiseProblem {
   int64 n, c, multiplier;

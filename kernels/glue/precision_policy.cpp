@@ -312,7 +312,7 @@ bool is_backward() {
 using namespace msctx;
 using namespace msctx::glue;
 
-// A new policy's number. `json`: see policy_of in msctx/native/precision.py.
+// A new policy's number. `json`: see policy_of in msctx/native/precision_policies.py.
 MSCTX_API int msctx_precision_policy(const char* json) {
   const Json given = Json::of(json);
   const std::lock_guard<std::mutex> guard(policy_lock);

@@ -44,7 +44,7 @@ inline int kind_of(c10::ScalarType dtype) {
   return kinds_of_dtype - 1;
 }
 
-// Of an operator, as Python has them (COUNTED in msctx/native/precision.py): calls by the dtype computed in; casts inserted; calls repeated
+// Of an operator, as Python has them (COUNTED in msctx/native/precision_policies.py): calls by the dtype computed in; casts inserted; calls repeated
 // in float32; traced, for code that runs elsewhere; of backward passes, and under a torch.autocast inside, by dtype.
 struct Counted {
   enum { calls = 0, casts = kinds_of_dtype, again, traced, backward, overruled = backward + kinds_of_dtype, all = overruled + kinds_of_dtype };

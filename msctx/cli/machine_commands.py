@@ -16,13 +16,13 @@ from msctx import devices
 from msctx.cli import render
 from msctx.cli.render import NO_CANN, Json, Texts, emit, option
 from msctx.errors import Diagnostic, NativeError, OptionError, named
-from msctx.inspection import library_version
 from msctx.native import build as native
-from msctx.native import cachedir, core, tuning_file, tuning_sync
+from msctx.native import cachedir, core, tuning_exchange, tuning_file
+from msctx.native.cuda import compiled_kernels as kernels
 from msctx.native.cuda import driver
-from msctx.native.cuda import plans as kernels
-from msctx.native.cuda.depthwise import ARCHS
-from msctx.run.config import read
+from msctx.native.cuda.depthwise_launches import ARCHS
+from msctx.process_state import library_version
+from msctx.run.experiment import read
 
 TESTED_TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
@@ -223,7 +223,7 @@ def _place(file: str | None) -> Path:
 
 def contents(path: Path) -> dict[str, Any]:
     """A group for each stamp, and whether this machine uses it (``None``: unknown)."""
-    stamps, groups, listed = tuning_sync.here(), tuning_file.read(path), []
+    stamps, groups, listed = tuning_exchange.here(), tuning_file.read(path), []
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
         hard, soft = stamp.differs(mine) if mine else ([], [])

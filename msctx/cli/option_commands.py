@@ -20,14 +20,14 @@ from msctx.cli.render import Device, Json, Texts, Words, argument, emit, option,
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
-from msctx.inspection import diff as differences
-from msctx.inspection import read_record
-from msctx.inspection import state as read_state
 from msctx.options import OPTIONS, Option, find, is_dictionary
 from msctx.options.precision_policy import BY_DEFAULT, CHOOSABLE
 from msctx.options.registry import named
+from msctx.process_state import diff as differences
+from msctx.process_state import read_record
+from msctx.process_state import state as read_state
 from msctx.reference import catalogue
-from msctx.run.config import file_of, read
+from msctx.run.experiment import file_of, read
 from msctx.run.record import unwritten
 from msctx.schema import dump
 from msctx.shipped import CONFIGS

@@ -17,10 +17,10 @@ from msctx.cli import render
 from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, option, print_text, write_new
 from msctx.context.process_wide import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
-from msctx.inspection import command_line
-from msctx.options.layers import flatten, presets
+from msctx.options.layer_sources import flatten, presets
+from msctx.process_state import command_line
 from msctx.run import sweep as sweeping
-from msctx.run.config import file_of, prepare_environment, read, resolve, subject_of
+from msctx.run.experiment import file_of, prepare_environment, read, resolve, subject_of
 from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record
 from msctx.run.runner import run_experiment, terminable
@@ -233,7 +233,7 @@ def capture(
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
     from msctx.compare.benchmark_cases import capture as captured
     from msctx.compare.benchmark_cases import load
-    from msctx.compare.layer_shapes import DTYPES, dump
+    from msctx.compare.workload import DTYPES, dump
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))

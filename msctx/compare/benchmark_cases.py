@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
-from msctx.compare.layer_shapes import DTYPES, LAST, NetworkLayer, Product, Workload, geometry, output_of, text
+from msctx.compare.workload import DTYPES, LAST, NetworkLayer, Product, Workload, geometry, output_of, text
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
-from msctx.native.choices import ConvProblem
-from msctx.run.config import Experiment, resolve, users_traceback
+from msctx.native.policy_and_choices import ConvProblem
+from msctx.run.experiment import Experiment, resolve, users_traceback
 
 
 @dataclass

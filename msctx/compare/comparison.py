@@ -20,11 +20,11 @@ from msctx.compare.report import INTERRUPTED, result_of
 from msctx.compare.result import NOISY, Cell, Entrant, Ratio, Result, Row, interleaved, ratio_between, seconds_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
-from msctx.inspection import environment
 from msctx.options import make_layer
 from msctx.options.algorithm_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_policy import PRECISION
 from msctx.plan import DONE
+from msctx.process_state import environment
 from msctx.run.runner import terminable
 from msctx.run.sweep import run_point, why, words_of
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msctx.compare import layer_shapes
-from msctx.compare.layer_shapes import Workload
+from msctx.compare import workload
+from msctx.compare.workload import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
-from msctx.native.choices import ConvProblem
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import Choice, Fields, Int, ListOf, Share, TextKind, check, nowhere, number_below
-from msctx.options.layers import collected
+from msctx.options.layer_sources import collected
 from msctx.options.yaml_json import load, parse
 from msctx.run import sweep
-from msctx.run.config import COMPARED, Experiment, read_document
+from msctx.run.experiment import COMPARED, Experiment, read_document
 from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
@@ -195,7 +195,7 @@ class _Reading:
     def _workload(self, name: str) -> Workload | None:
         beside = self.path.parent / name if self.path else None
         try:
-            return layer_shapes.read(str(beside) if beside is not None and beside.is_file() else name)
+            return workload.read(str(beside) if beside is not None and beside.is_file() else name)
         except (OptionError, FileError) as error:
             mark = self.document.mark(("compare", "workload"))
             self.problems += [

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from msctx.compare.config import Comparison, besides, requested_algorithm
-from msctx.compare.layer_shapes import Product, text
 from msctx.compare.result import Best, Cell, Result, Row, Total, is_faster, margin
+from msctx.compare.workload import Product, text
 from msctx.context import explain
-from msctx.native.choices import ConvProblem
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, make_layer
 from msctx.options.algorithm_policy import PRODUCT
 from msctx.run.record import plain

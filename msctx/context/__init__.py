@@ -9,12 +9,12 @@ from typing import Any
 from msctx.context.context_manager import Context
 from msctx.context.open_contexts import end_stranded, innermost, stack
 from msctx.context.process_wide import BASE, explain
-from msctx.dynamo import outside_dynamo
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import user_frame
 from msctx.native.watched_models import OF_PROCESS
 from msctx.options import Layer
-from msctx.options.layers import Origin, layer_of, look_up, with_preset
-from msctx.signals import uninterrupted
+from msctx.options.layer_sources import Origin, layer_of, look_up, with_preset
+from msctx.outside_dynamo import outside_dynamo
 
 
 @outside_dynamo

@@ -9,9 +9,9 @@ from typing import Any
 from msctx.context import ledger
 from msctx.context.open_contexts import Scope, stack
 from msctx.context.process_wide import BASE, explain
+from msctx.deferred_interrupts import Turn
 from msctx.options import Settings
 from msctx.plan import Plan
-from msctx.signals import Turn
 from msctx.switches import SWITCHES
 
 

@@ -17,16 +17,16 @@ from msctx import notices
 from msctx.context import agreement
 from msctx.context.open_contexts import Scope, WorkerInit, above_base, close_late, end_stranded, innermost, stack
 from msctx.context.process_wide import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
-from msctx.dynamo import outside_dynamo, untraced
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report
-from msctx.native.counters import counted
+from msctx.native.counter_lifetimes import counted
 from msctx.native.watched_models import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
-from msctx.options.layers import look_up
+from msctx.options.layer_sources import look_up
+from msctx.outside_dynamo import outside_dynamo, untraced
 from msctx.plan import Plan
-from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from msctx.amp import GradScaler
     from msctx.context.bound_functions import Bound
-    from msctx.native.choices import Choices
+    from msctx.native.policy_and_choices import Choices
     from msctx.native.precision_switch import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -201,9 +201,9 @@ class Context:
 
     def choices(self) -> Choices:
         """Which algorithm each convolution and matmul ran while this context was open, and why: a row for each problem."""
-        from msctx.native import choices
+        from msctx.native import policy_and_choices
 
-        return counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
+        return counted(self, policy_and_choices.Tally, policy_and_choices.Tally.choices, policy_and_choices.Choices())
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from msctx import notices
 from msctx.context.process_wide import BASE, Base, report
 from msctx.context.unused_options import ON_SOMETHING, now, unmet
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.import_hooks import when_imported
-from msctx.native import counters
+from msctx.native import counter_lifetimes
 from msctx.options import Layer, Settings
-from msctx.options.layers import INHERITED, stacked
+from msctx.options.layer_sources import INHERITED, stacked
 from msctx.plan import Plan
-from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
@@ -37,7 +37,7 @@ class Scope:
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
-        counters.begin(context)
+        counter_lifetimes.begin(context)
 
     @property
     def around(self) -> tuple[Scope, ...]:
@@ -48,7 +48,7 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         BASE.opened.discard(self)
-        return counters.end(self.context)
+        return counter_lifetimes.end(self.context)
 
     def close(self, error: BaseException | None) -> None:
         """Restore what was found, and report what found nothing to act on; *error*: what the block has raised."""

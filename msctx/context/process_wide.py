@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 from msctx import devices
 from msctx import plan as planning
 from msctx.context.unused_options import Moment, now, unmet
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report as graphs
-from msctx.native import choices
+from msctx.native import policy_and_choices
 from msctx.notices import put_off, warn
 from msctx.options import Layer, Setting, Settings, find
 from msctx.options.algorithm_policy import RULES
-from msctx.options.layers import environment_layers, flatten, layer_of, note_process, with_preset
+from msctx.options.layer_sources import environment_layers, flatten, layer_of, note_process, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
-from msctx.signals import uninterrupted
 from msctx.themes import AS_FOUND, INVARIANT, NEED_CORE, SHOW_FREE, Facts
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Base:
         self.plan = NOTHING
         self.hold: Hold | None = None
         self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
-        self.tally = choices.Tally(Settings())  # of the rules that are set here
+        self.tally = policy_and_choices.Tally(Settings())  # of the rules that are set here
         self.since: dict[str, tuple[Setting, Moment]] = {}  # spelling → what is set here, since when
         self.ended: list[str] = []
         atexit.register(self.report_last)
@@ -293,11 +293,11 @@ class Base:
         kept = {name for name, (one, _) in self.since.items() if name in new.settings and new.settings[name].value == one.value}
         found = self.idle(kept)
         self.since = {name: self.since[name] if name in kept else (one, now()) for name, one in new.settings.items()}
-        tally = choices.Tally(Settings([new]))
+        tally = policy_and_choices.Tally(Settings([new]))
         if tally.rules != self.tally.rules:
             found += self.tally.end()
             self.tally = tally
-            if tally.rules and choices.IN_FORCE:
+            if tally.rules and policy_and_choices.IN_FORCE:
                 tally.begin()
         return found
 

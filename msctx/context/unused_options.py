@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
 from msctx.native import watched_models
-from msctx.native.counters import MET
+from msctx.native.counter_lifetimes import MET
 from msctx.options import Setting, option_of
 from msctx.plan import Plan, Row
 from msctx.themes.common import ALONE, SPEED_UP

@@ -17,13 +17,13 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
-from msctx.dynamo import passed_over
 from msctx.errors import GraphError, text_of
 from msctx.graph import backend, report
-from msctx.native import module_calls
-from msctx.native.counters import MET
+from msctx.native import module_tracker
+from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.switch_dataclasses import Compilation
+from msctx.outside_dynamo import passed_over
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
     outer, backend.here.module = backend.here.module, module
     try:
-        return module_calls.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
+        return module_tracker.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
     finally:
         backend.here.module = outer
 

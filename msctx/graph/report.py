@@ -19,12 +19,12 @@ from itertools import count
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import GraphError, MsctxError, named, text_of
 from msctx.import_hooks import when_imported
-from msctx.native import counters
+from msctx.native import counter_lifetimes
 from msctx.notices import warn
 from msctx.observers.compile_trace import LOGGER
-from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -334,8 +334,8 @@ _compilers: list[str] = []
 
 def _dynamo_came() -> None:
     _compilers.append("torch._dynamo")
-    counters.note(Tally)
+    counter_lifetimes.note(Tally)
 
 
-counters.SOURCES[Tally] = _compilers
+counter_lifetimes.SOURCES[Tally] = _compilers
 when_imported("torch._dynamo", _dynamo_came)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from msctx.context import Context
-from msctx.integrations.scaling import LossScaling
+from msctx.integrations.loss_scaling import LossScaling
 
 if find_spec("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -13,7 +13,7 @@ import pytest
 
 import msctx
 from msctx.context import Context
-from msctx.options.layers import layer_of, with_preset
+from msctx.options.layer_sources import layer_of, with_preset
 from msctx.options.registry import from_text
 
 HELP = "hold an option (KEY=VALUE), or a preset (its name, or the path of a YAML file), in all tests; may be repeated"

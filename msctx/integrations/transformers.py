@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from msctx.context import Context
-from msctx.integrations.scaling import LossScaling
+from msctx.integrations.loss_scaling import LossScaling
 
 
 class MsctxCallback(TrainerCallback):

@@ -25,11 +25,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import SwitchError
 from msctx.memory import offload
 from msctx.native import cachedir, watched_models
 from msctx.options.kinds import Size
-from msctx.signals import uninterrupted
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from msctx.memory import offload
 from msctx.memory.parameter_placement import Changes
 from msctx.native import memory as pool
 from msctx.native import watched_models
-from msctx.native.counters import MET
+from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.kinds import Size
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore import errors, keys
 from msctx.mindspore.errors import OptionTypeError
@@ -12,6 +11,7 @@ from msctx.mindspore.keys import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
 from msctx.options.registry import instead, later
+from msctx.outside_dynamo import outside_dynamo
 from msctx.plan import TARGETS
 from msctx.setter_functions import JIT_LEVELS
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic
 from msctx.mindspore import keys
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options.switch_dataclasses import Compilation
+from msctx.outside_dynamo import outside_dynamo
 from msctx.setter_functions import JIT_LEVELS, setter
 
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import keys
 from msctx.mindspore.errors import Absent, OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
+from msctx.outside_dynamo import outside_dynamo
 from msctx.setter_functions import build
 
 dispatch_threads_num: Any

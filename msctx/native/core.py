@@ -253,10 +253,10 @@ def load_with_cuda() -> Core:
             if problem := library.c.msctx_install_cuda(*CUDA):
                 raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
             library.hooked.add("cuda")
-            from msctx.native.cuda import driver, plans
+            from msctx.native.cuda import compiled_kernels, driver
 
             # without a driver nothing of ours runs there, as its rows show
-            library.c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY)
+            library.c.msctx_serve_cuda_kernels(compiled_kernels.plan, driver.LIBRARY)
     return library
 
 

@@ -24,34 +24,34 @@ from torch.compiler import is_exporting
 from torch.optim import optimizer
 
 from msctx import notices
-from msctx.dynamo import outside_dynamo, untraced
-from msctx.native import core, module_calls, precision, watched_models
-from msctx.native.counters import Held
+from msctx.native import core, module_tracker, precision_policies, watched_models
+from msctx.native.counter_lifetimes import Held
+from msctx.outside_dynamo import outside_dynamo, untraced
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def _enter(module: nn.Module, call: module_calls.Call) -> None:
-    now = precision.here.now
+def _enter(module: nn.Module, call: module_tracker.Call) -> None:
+    now = precision_policies.here.now
     if call.place is not None and (number := _inside(call.place, now)) is not None:
         call.leaves.append((_leave, (now, now.place, now.policies, before := now.current)))
         now.place = call.place
         if number != before:
             _look_for_export()
-            precision.switch(number)
+            precision_policies.switch(number)
 
 
-def _leave(entered: tuple[precision.InForce, watched_models.Place | None, precision.Policies, int]) -> None:
+def _leave(entered: tuple[precision_policies.InForce, watched_models.Place | None, precision_policies.Policies, int]) -> None:
     now, around, policies, before = entered
     now.place = around
     if now.current != before or now.policies is not policies:
-        precision.switch(number_wanted())
+        precision_policies.switch(number_wanted())
 
 
 def number_wanted() -> int:
     """What the policies of this thread come to: inside the module whose forward pass is running, if their rules name one."""
-    now = precision.here.now
+    now = precision_policies.here.now
     number = _inside(now.place, now) if now.place is not None else None
     return now.number if number is None else number
 
@@ -71,7 +71,7 @@ _LOST = (
 )
 
 
-def _inside(place: watched_models.Place, now: precision.InForce) -> int | None:
+def _inside(place: watched_models.Place, now: precision_policies.InForce) -> int | None:
     """The number of the policies in force inside a module; ``None``: no rule acts on it."""
     policies, models, moment, number = place.inside
     if policies is not now.policies or models is not now.models or moment != watched_models.times:
@@ -83,13 +83,13 @@ def _inside(place: watched_models.Place, now: precision.InForce) -> int | None:
 
 
 @lru_cache(1 << 16)
-def _named(path: str, policies: tuple[tuple[str, precision.Policy], ...]) -> int | None:
+def _named(path: str, policies: tuple[tuple[str, precision_policies.Policy], ...]) -> int | None:
     """The number of policies inside a module of this path; ``None``: no rule names it."""
     named = {device: policy.modules[name] for device, policy in policies if (name := _name(path, policy)) is not None}
-    return precision.combination_of({device: policy.number for device, policy in policies} | named) if named else None
+    return precision_policies.combination_of({device: policy.number for device, policy in policies} | named) if named else None
 
 
-def _name(path: str, policy: precision.Policy) -> str | None:
+def _name(path: str, policy: precision_policies.Policy) -> str | None:
     """The name in a policy that applies to a path: it itself, else the first pattern."""
     return path if path in policy.modules else next((name for name in policy.modules if fnmatchcase(path, name)), None)
 
@@ -99,7 +99,7 @@ def _name(path: str, policy: precision.Policy) -> str | None:
 
 def _is_named(module: nn.Module) -> bool:
     """Whether a rule names a module, which is not the one that is compiled as a whole, inside its rules."""
-    now = precision.here.now
+    now = precision_policies.here.now
     policies = tuple(now.policies.items())
     if not any(policy.modules for _, policy in policies) or (place := watched_models.place_of(module)) is None:
         return False
@@ -137,13 +137,13 @@ def _guard(builder: Any, guard: Any) -> None:
 
 @contextmanager
 def _acting_in_modules() -> Iterator[None]:
-    module_calls.WHEN_COMPILED.append(_keep_out)
-    module_calls.turn(_enter, True, all_modules=False)
+    module_tracker.WHEN_COMPILED.append(_keep_out)
+    module_tracker.turn(_enter, True, all_modules=False)
     had_fast_path = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)  # in which encoders and attention compute without calling their modules
     yield
-    module_calls.WHEN_COMPILED.remove(_keep_out)
-    module_calls.turn(_enter, False)
+    module_tracker.WHEN_COMPILED.remove(_keep_out)
+    module_tracker.turn(_enter, False)
     mha.set_fastpath_enabled(mha.get_fastpath_enabled() or had_fast_path)
 
 
@@ -179,7 +179,7 @@ _here = _Here()
 def _in_steps(steps: int) -> None:
     """An optimizer's closure computes with gradients; its own arithmetic has none."""
     _here.steps = steps
-    precision.pause(bool(steps))
+    precision_policies.pause(bool(steps))
 
 
 @untraced
@@ -231,7 +231,10 @@ def policies_changed() -> None:
     """What is in force in this thread is another; a step that raised has not ended itself."""
     if _here.steps:
         _in_steps(0)
-    before, _here.is_low = _here.is_low, any(policy.means.needs_scaler for policy in precision.here.now.policies.values())
+    before, _here.is_low = (
+        _here.is_low,
+        any(policy.means.needs_scaler for policy in precision_policies.here.now.policies.values()),
+    )
     if _here.is_low and not before:
         _here.begun = _here.stepped = _halves()
         _here.has_warned = False

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import checkpoint
 
-from msctx.dynamo import passed_over
-from msctx.native import core, counters, module_calls, precision, precision_regions
-from msctx.native.counters import Held
-from msctx.native.precision import Policy
+from msctx.native import core, counter_lifetimes, module_tracker, precision_policies, precision_regions
+from msctx.native.counter_lifetimes import Held
+from msctx.native.precision_policies import Policy
 from msctx.options.precision_policy import LEAVE, precision_of
+from msctx.outside_dynamo import passed_over
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class State:
 
 def read(device: str) -> str | None:
     """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
-    policy = precision.here.now.policies.get(device)
+    policy = precision_policies.here.now.policies.get(device)
     if policy is None:
         return None
-    word = precision.words()[device]
+    word = precision_policies.words()[device]
     if (is_on := torch.is_autocast_enabled(word)) == policy.means.is_off:
         return f"{policy.text} (autocast was switched {'on' if is_on else 'off'})"
     dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
@@ -51,15 +51,17 @@ def read(device: str) -> str | None:
 
 
 def save(device: str) -> State:
-    word, known = precision.words()[device], None
-    if precision.here.now.policies:
-        core.load().c.msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
-    policy = precision.here.now.policies.get(device)
+    word, known = precision_policies.words()[device], None
+    if precision_policies.here.now.policies:
+        core.load().c.msctx_precision_here(
+            precision_policies.DEVICES.index(device), ctypes.byref(known := precision_policies.Known())
+        )
+    policy = precision_policies.here.now.policies.get(device)
     return State(policy, torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
 
 
 def load(device: str, state: State) -> None:
-    c, place, word = core.load().c, precision.DEVICES.index(device), precision.words()[device]
+    c, place, word = core.load().c, precision_policies.DEVICES.index(device), precision_policies.words()[device]
     _put(device, state.policy)
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
@@ -67,31 +69,31 @@ def load(device: str, state: State) -> None:
         c.msctx_precision_restore(place)
         state.enabled, state.dtype = torch.is_autocast_enabled(word), torch.get_autocast_dtype(word)
     c.msctx_precision_know(place, None if state.known is None else ctypes.byref(state.known))
-    precision.note_autocast()
+    precision_policies.note_autocast()
 
 
 def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
-    policy, word = precision.policy_of(text), precision.words()[device]
+    policy, word = precision_policies.policy_of(text), precision_policies.words()[device]
     if not policy.means.is_off:
-        precision.install(device)
+        precision_policies.install(device)
     _put(device, policy)
     torch.set_autocast_enabled(word, not policy.means.is_off)
     if policy.means.low:
         torch.set_autocast_dtype(word, getattr(torch, policy.means.low))
-    core.load().c.msctx_precision_know(precision.DEVICES.index(device), None)
-    precision.note_autocast()
+    core.load().c.msctx_precision_know(precision_policies.DEVICES.index(device), None)
+    precision_policies.note_autocast()
 
 
 def _put(device: str, policy: Policy | None) -> None:
     """For the kernels, for the guards of compiled code, and for what is kept of that on disk."""
-    now = precision.here.now
+    now = precision_policies.here.now
     after = {name: one for name, one in {**now.policies, device: policy}.items() if one is not None}
     for one in (*now.policies.values(), *after.values()):
         one.thaw()
-    now.policies, now.number = after, precision.combination_of({name: one.number for name, one in after.items()})
+    now.policies, now.number = after, precision_policies.combination_of({name: one.number for name, one in after.items()})
     _install()
-    module_calls.drop_ended()
+    module_tracker.drop_ended()
     now.current = precision_regions.number_wanted()
     core.load().c.msctx_precision_switch(now.current)
     precision_regions.policies_changed()
@@ -106,7 +108,7 @@ _lock = threading.Lock()
 
 def _install() -> None:
     """What the policies of this thread and of all others need, before they are in force."""
-    here = precision.here
+    here = precision_policies.here
     with _lock:
         around = [*here.stack, *filter(None, [here.next])]
         _threads[threading.current_thread()] = [policy for one in around for policy in one.policies.values()]
@@ -114,7 +116,7 @@ def _install() -> None:
         wanted = {number for policy in found for number in policy.numbers}
         if not wanted <= numbers:
             numbers.update(wanted)
-            counters.note(Tally)
+            counter_lifetimes.note(Tally)
         numbers.intersection_update(wanted)
         for held, wants in ((precision_regions.in_modules, any(p.modules for p in found)), (_autocasts, bool(found))):
             held.want(wants - held.holders)
@@ -136,14 +138,14 @@ class Arguments(dict[str, Any]):
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
-        now = precision.here.now
-        self.carried = precision.InForce(now.policies, core.load().c.msctx_precision_number(), frozenset(now.models))
+        now = precision_policies.here.now
+        self.carried = precision_policies.InForce(now.policies, core.load().c.msctx_precision_number(), frozenset(now.models))
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not request the keys
         return super().__iter__()
 
     def keys(self) -> Any:
-        precision.here.next = replace(self.carried)
+        precision_policies.here.next = replace(self.carried)
         _install()
         return super().keys()
 
@@ -155,14 +157,14 @@ def _replaced() -> Iterator[None]:
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
         set_cache(*args, **kwargs)
         caller = sys._getframe(1).f_locals.get("self")
-        depth = len(precision.here.stack)
-        precision.note_autocast(caller.device if isinstance(caller, torch.autocast) else None)
-        if len(precision.here.stack) < depth:  # a checkpoint has been computed again
+        depth = len(precision_policies.here.stack)
+        precision_policies.note_autocast(caller.device if isinstance(caller, torch.autocast) else None)
+        if len(precision_policies.here.stack) < depth:  # a checkpoint has been computed again
             _install()
 
     def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
         device, cpu = arguments_of(*args, **kwargs)
-        return device, Arguments(cpu) if precision.here.now.policies else cpu
+        return device, Arguments(cpu) if precision_policies.here.now.policies else cpu
 
     passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
     ours = (torch, set_autocast_cache_enabled, set_cache), (checkpoint, _get_autocast_kwargs, arguments_of)
@@ -228,7 +230,7 @@ class Tally:
         self._made: Counts = {}
 
     def begin(self) -> None:
-        self._since |= precision.counts(number for number in [*numbers] if number not in self._since)
+        self._since |= precision_policies.counts(number for number in [*numbers] if number not in self._since)
 
     def end(self) -> list[str]:
         if not self._since:
@@ -237,35 +239,37 @@ class Tally:
         return precision_regions.left_over()
 
     def _sum(self) -> Counts:
-        made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
+        made = {number: found - self._since[number] for number, found in precision_policies.counts(self._since).items()}
         return self._made | {number: self._made.get(number, 0) + found for number, found in made.items()}
 
     def precisions(self) -> Precisions:
         return Precisions(_rows(self._sum()))
 
 
-counters.SOURCES[Tally] = numbers
+counter_lifetimes.SOURCES[Tally] = numbers
 
 
 def of_process() -> Precisions:
     """Everything that was computed under policies in this process."""
-    return Precisions(_rows(precision.counts([*precision.TEXTS])))
+    return Precisions(_rows(precision_policies.counts([*precision_policies.TEXTS])))
 
 
 def _rows(made: Counts) -> Iterator[Computed]:
     for number, found in made.items():
-        text, module = precision.TEXTS[number]
+        text, module = precision_policies.TEXTS[number]
         policy = precision_of(text)
         rules = {**policy.rules, **policy.modules.get(module, {})}
         for place in dict.fromkeys(found.nonzero()[0]):  # the rows that hold a count
-            counted = dict(zip(precision.COUNTED, (int(n) for n in found[place]), strict=True))
-            name = precision.OPS[place]
+            counted = dict(zip(precision_policies.COUNTED, (int(n) for n in found[place]), strict=True))
+            name = precision_policies.OPS[place]
             casts, again = counted.pop("casts"), counted.pop("again")
             for dtype, calls in counted.items():
-                if calls and dtype.startswith(precision.AUTOCAST):
-                    yield Computed(name, module, dtype.removeprefix(precision.AUTOCAST), calls, 0, 0, "torch.autocast")
-                elif calls and dtype.startswith(precision.BACKWARD):
-                    yield Computed(name, module, dtype.removeprefix(precision.BACKWARD), calls, 0, 0, "", backward=True)
+                if calls and dtype.startswith(precision_policies.AUTOCAST):
+                    yield Computed(name, module, dtype.removeprefix(precision_policies.AUTOCAST), calls, 0, 0, "torch.autocast")
+                elif calls and dtype.startswith(precision_policies.BACKWARD):
+                    yield Computed(
+                        name, module, dtype.removeprefix(precision_policies.BACKWARD), calls, 0, 0, "", backward=True
+                    )
                 elif calls:
                     why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")
                     yield Computed(name, module, dtype, calls, casts, again, why)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import core, counters
+from msctx.native import core, counter_lifetimes
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ def _begin(models: Iterable[Model]) -> None:
     OPEN.update(models)
     for model in begun:
         times += 1
-        counters.MET.update(model.kinds)
+        counter_lifetimes.MET.update(model.kinds)
         _turn(model, True)
     for module in [module for model in begun if (module := model.module()) is not None]:
         for follower in FOLLOWERS:

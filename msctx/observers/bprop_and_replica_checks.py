@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
 from msctx.native import watched_models
-from msctx.native.counters import Held
-from msctx.native.process_group import in_words
+from msctx.native.counter_lifetimes import Held
+from msctx.native.ranks import in_words
 from msctx.observers import steps
 from msctx.observers.files import OfThread, Slot
 

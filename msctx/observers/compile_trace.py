@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.native import core, process_group
+from msctx.native import core, ranks
 from msctx.observers import files
 from msctx.observers.files import Slot
 from msctx.options.switch_dataclasses import GraphFiles, Kernels
@@ -221,7 +221,7 @@ class Writer(Handler):
     @property
     def folder(self) -> Path:
         """A process may join a process group after the context began."""
-        rank = process_group.known_rank()
+        rank = ranks.known_rank()
         return self._root if rank is None else self._root / f"rank_{rank}"
 
     def keep(self, name: str, text: str, metadata: dict[str, Any]) -> None:

@@ -24,8 +24,8 @@ from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.native import process_group, watched_models
-from msctx.native.module_calls import Call
+from msctx.native import ranks, watched_models
+from msctx.native.module_tracker import Call
 from msctx.observers import files, module_paths, operator_events, steps
 from msctx.observers.files import Slot
 from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of, kind_of
@@ -82,7 +82,7 @@ class MindSpore:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            place = self._folder / f"rank_{process_group.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
+            place = self._folder / f"rank_{ranks.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind = kind_of(row["operator"])
             name = f"{kind}-op{row['id']}"
@@ -184,7 +184,7 @@ class MsProbe:
         for row in rows:
             if self._place is None:
                 self._place = files.reserve(
-                    self._folder / f"step{row['step']}" / f"rank{process_group.rank_or_0()}", partial(Path.mkdir, parents=True)
+                    self._folder / f"step{row['step']}" / f"rank{ranks.rank_or_0()}", partial(Path.mkdir, parents=True)
                 )
             kind, is_backward = kind_of(row["operator"]), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
@@ -275,7 +275,7 @@ class DumpReader(Reader):
 
     @property
     def _is_of_rank(self) -> bool:
-        return not self.settings.ranks or process_group.rank_or_0() in self.settings.ranks
+        return not self.settings.ranks or ranks.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:

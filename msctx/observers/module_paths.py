@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
-from msctx.native import core, module_calls, watched_models
+from msctx.native import core, module_tracker, watched_models
 from msctx.observers.files import OfThread
 
 _KEY = re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
@@ -70,7 +70,7 @@ def module_at(number: int) -> nn.Module | None:
     return None if found is None else found()
 
 
-def _enter(module: nn.Module, call: module_calls.Call) -> None:
+def _enter(module: nn.Module, call: module_tracker.Call) -> None:
     """In compiled code this is not called."""
     shown = _shown(call.place)
     if shown is None and _names_all:
@@ -98,10 +98,10 @@ def _shown(place: watched_models.Place | None) -> _Shown | None:
     return shown
 
 
-def around() -> list[tuple[module_calls.Call, str]]:
+def around() -> list[tuple[module_tracker.Call, str]]:
     """The calls of a model's modules that run in this thread, the outermost first, and ``path.Class``."""
-    found: list[tuple[module_calls.Call, _Shown]] = []
-    for call in module_calls.here.calls if _on else ():
+    found: list[tuple[module_tracker.Call, _Shown]] = []
+    for call in module_tracker.here.calls if _on else ():
         shown = _shown(call.place)
         if shown is not None and shown.path and not (found and found[-1][1] is shown):  # a wrapper and its module are one
             found.append((call, shown))
@@ -115,7 +115,7 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on, _enter_module = on, core.load().c.msctx_enter_module
-        module_calls.turn(_enter, on, 1, all_modules=_names_all)
+        module_tracker.turn(_enter, on, 1, all_modules=_names_all)
     if not on:
         _enter_module(None)
 
@@ -201,12 +201,12 @@ class ModuleRanges:
         self._here = _Ranges()
 
     def begin(self) -> None:
-        module_calls.turn(self._enter, True, 2)
+        module_tracker.turn(self._enter, True, 2)
 
     def end(self) -> None:
-        module_calls.turn(self._enter, False)
+        module_tracker.turn(self._enter, False)
 
-    def _enter(self, module: nn.Module, call: module_calls.Call) -> None:
+    def _enter(self, module: nn.Module, call: module_tracker.Call) -> None:
         here = self._here
         if not torch.autograd.profiler._is_profiler_enabled:
             return

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from msctx.dynamo import outside_dynamo
+from msctx.outside_dynamo import outside_dynamo
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

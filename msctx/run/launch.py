@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, StrictError, nearest
-from msctx.native import process_group
+from msctx.native import ranks
 from msctx.notices import warn
-from msctx.options import Layer, layers
-from msctx.options.layers import presets
-from msctx.run.config import Experiment
+from msctx.options import Layer, layer_sources
+from msctx.options.layer_sources import presets
+from msctx.run.experiment import Experiment
 from msctx.run.record import Record, result_in
 
 KEYS = (signal.SIGINT, signal.SIGQUIT)
@@ -34,7 +34,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
     """
     with TemporaryDirectory(prefix="msctx-exec-") as folder:
         (seen := Path(folder) / "seen").touch()
-        environment = os.environ | {layers.PLAN: layers.pack(layer, seen=str(seen))}
+        environment = os.environ | {layer_sources.PLAN: layer_sources.pack(layer, seen=str(seen))}
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
@@ -45,7 +45,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         idle = [set(json.loads(line)) for line in lines if line.startswith("[") and not code]
         found = sorted(set.intersection(*idle)) if idle else []
         if lines:
-            layers.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
+            layer_sources.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
         else:
             found = [
                 f"the options did nothing: no process of `{' '.join(command)}` on this machine entered them before it ended."
@@ -149,7 +149,7 @@ def is_one_of_several() -> bool:
 
 def rank() -> int:
     """The number of this process in its run; 0 where it is alone."""
-    return process_group.rank_or_0() if is_one_of_several() else 0
+    return ranks.rank_or_0() if is_one_of_several() else 0
 
 
 def record(out: str | None, parent: str, name: str) -> Record:

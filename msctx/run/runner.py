@@ -18,16 +18,16 @@ import yaml
 
 from msctx.context import Context, current
 from msctx.context.process_wide import BASE, report
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
-from msctx.inspection import diff, environment, state
-from msctx.native import counters, tuning_file, tuning_sync
-from msctx.options.layers import collected
+from msctx.native import counter_lifetimes, tuning_exchange, tuning_file
+from msctx.options.layer_sources import collected
 from msctx.plan import Plan
+from msctx.process_state import diff, environment, state
 from msctx.run import launch
-from msctx.run.config import Experiment, in_a_line, resolve, users_traceback
+from msctx.run.experiment import Experiment, in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
-from msctx.signals import uninterrupted
 
 
 class Terminated(BaseException):
@@ -148,13 +148,13 @@ def run_experiment(
             from msctx.amp import watched  # here: it needs torch
 
             counted = Context(origin="run")
-            counters.begin(counted)
+            counter_lifetimes.begin(counted)
             with watched() as scaled:
                 run.memory.begin()
                 result, error = _call(entry, run, recording)
                 result |= scaled()
                 held = run.memory.record()
-            counters.end(counted)
+            counter_lifetimes.end(counted)
             with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
                 _write_computed(run, result, held, counted.precisions(), counted.choices())
         left = _left_changed(found)
@@ -188,7 +188,7 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        if tuned := tuning_sync.used_by(made):
+        if tuned := tuning_exchange.used_by(made):
             record.text("tuning.json", tuning_file.text_of(tuned))
 
 

@@ -19,15 +19,15 @@ from typing import Any
 
 import yaml
 
+from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, text_of
 from msctx.options import OPTIONS, find
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.options.source_positions import scalar
-from msctx.run.config import Experiment, flow
+from msctx.run.experiment import Experiment, flow
 from msctx.run.record import Record, plain, result_in
 from msctx.run.runner import Terminated, terminable, undisturbed
-from msctx.signals import uninterrupted
 
 GRACE = 10.0
 """Seconds that a run has after Ctrl-C or SIGTERM to end by itself."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from msctx.graph import report
 from msctx.native import (  # some only count what comes of a policy
-    choices,
     core,
     memory,
+    policy_and_choices,
     precision_switch,
 )
 from msctx.switches.base import Switch, reading, slot, writing
@@ -53,7 +53,12 @@ def _of_session(name: str) -> Switch:
 
 def _convolution(name: str) -> Switch:
     place = name.rpartition(".")[2]
-    return Switch(name, partial(choices.IN_FORCE.get, place), partial(choices.write, place), load=choices.LOAD[place])
+    return Switch(
+        name,
+        partial(policy_and_choices.IN_FORCE.get, place),
+        partial(policy_and_choices.write, place),
+        load=policy_and_choices.LOAD[place],
+    )
 
 
 def _precision(name: str) -> Switch:
@@ -84,10 +89,10 @@ SWITCHES = (
     _turned("models.copies_of_parameters", "msctx.memory.parameter_placement:", verbs=("copies", "copy_for_operators")),
     _part("models.weight_format", "msctx.memory.parameter_placement:FORMAT."),
     _part("models.recompute", "msctx.memory.recompute:RECOMPUTE.", unwritten=False),
-    _part("models.gradients_postponed", "msctx.memory.ddp_and_fsdp:POSTPONED.", unwritten=False),
-    _part("models.gradients_bundled", "msctx.memory.ddp_and_fsdp:BUNDLED.", unwritten=False),
-    _part("models.gathered_ahead_forward", "msctx.memory.ddp_and_fsdp:FORWARD."),
-    _part("models.gathered_ahead_backward", "msctx.memory.ddp_and_fsdp:BACKWARD."),
+    _part("models.gradients_postponed", "msctx.memory.gradient_communication:POSTPONED.", unwritten=False),
+    _part("models.gradients_bundled", "msctx.memory.gradient_communication:BUNDLED.", unwritten=False),
+    _part("models.gathered_ahead_forward", "msctx.memory.gradient_communication:FORWARD."),
+    _part("models.gathered_ahead_backward", "msctx.memory.gradient_communication:BACKWARD."),
     _reader("observers.dump", "msctx.observers.dump:SLOT"),
     _reader("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
     _reader("observers.errors", "msctx.observers.failures:ERRORS"),
@@ -111,7 +116,7 @@ SWITCHES = (
     _of_session("session.iterations_per_loop"),
     _of_session("session.graph_max_parallel_model_num"),
     _of_session("session.low_precision"),
-    _part("torch.dataloader.shared", "msctx.native.process_group:", verbs=("shared", "share"), scope="thread"),
+    _part("torch.dataloader.shared", "msctx.native.ranks:", verbs=("shared", "share"), scope="thread"),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)

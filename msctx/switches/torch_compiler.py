@@ -19,7 +19,7 @@ from torch._logging._internal import log_registry
 
 from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
-from msctx.native import precision, process_group
+from msctx.native import precision_policies, ranks
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, Texts, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -80,7 +80,7 @@ class _TraceFolder(Forced):
 
 
 def _of_rank(path: str | None) -> str | None:
-    rank = process_group.known_rank()
+    rank = ranks.known_rank()
     return path and os.path.abspath(os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"])))
 
 
@@ -300,7 +300,7 @@ SWITCHES = (
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
-    of("torch.compiler.force_disable_caches", precision.DISABLING),
+    of("torch.compiler.force_disable_caches", precision_policies.DISABLING),
     of("torch.compiler.job_id", _Job("torch.compiler.config", "job_id", lambda: None)),
     of("torch.dynamo.apart", _here, scope="thread"),
     _logs("torch.logs.dynamo"),

@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch import _C
 
-from msctx.native import core, module_calls, process_group
+from msctx.native import core, module_tracker, ranks
 from msctx.switches.base import LateError, Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
@@ -78,11 +78,11 @@ class _CallDepth:
     @classmethod
     def write(cls, limit: int | None) -> None:
         cls.limit = limit
-        module_calls.turn(_enter_module, limit is not None, 3)
+        module_tracker.turn(_enter_module, limit is not None, 3)
 
 
-def _enter_module(module: Any, call: module_calls.Call) -> None:
-    if _CallDepth.limit is not None and len(module_calls.here.calls) > _CallDepth.limit:
+def _enter_module(module: Any, call: module_tracker.Call) -> None:
+    if _CallDepth.limit is not None and len(module_tracker.here.calls) > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"
@@ -205,7 +205,7 @@ def of_rank(seed: int, rank: int) -> int:
 
 def _seed(requested: int | dict[str, Any]) -> None:
     """Sow a seed; or, of a ``seed`` that is to differ ``by_rank``, what is derived for this process."""
-    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], process_group.rank_or_0())
+    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], ranks.rank_or_0())
     random.seed(seed)
     numpy.random.seed(seed if isinstance(requested, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
     # every device; workers of a DataLoader draw theirs from it. Without an accelerator manual_seed formats three tracebacks.

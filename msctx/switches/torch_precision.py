@@ -6,7 +6,7 @@ one (``fp32_precision``) is a tree whose nodes inherit (``"none"``) from their p
 both, such that the old getters answer, and a read asks the tree, which never raises. Putting back restores flags and nodes,
 also where they disagreed.
 
-Two things of torch's that cannot be helped, and that themes/matmul.py reports: allow_tf32=False after
+Two things of torch's that cannot be helped, and that themes/matmul_and_tf32.py reports: allow_tf32=False after
 set_float32_matmul_precision("high" or "medium") must take oneDNN's products back to full precision too, else the getter of that
 function raises; and the state in which nobody has set cuDNN's nodes (tf32, until a parent has another value) has no setter.
 """

@@ -8,10 +8,10 @@ from msctx.themes import (
     convolution,
     debug,
     determinism,
-    device,
+    device_and_threads,
     distributed,
     graph,
-    matmul,
+    matmul_and_tf32,
     memory,
     observe,
     precision,
@@ -24,7 +24,7 @@ from msctx.themes.observe import OBSERVERS
 from msctx.themes.tuning import TUNING
 
 THEMES = (
-    *(device, determinism, memory, convolution, matmul, precision, tuning, graph, cache, observe, debug),
+    *(device_and_threads, determinism, memory, convolution, matmul_and_tf32, precision, tuning, graph, cache, observe, debug),
     *(distributed, cann_session),
 )
 THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}

@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 
 from msctx.context.process_wide import BASE
 from msctx.errors import EntryFailed, MsctxError, named, user_frame
-from msctx.native import module_calls
+from msctx.native import module_tracker
 from msctx.observers import module_paths, operator_events, steps
 from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of
 from msctx.options.algorithm_policy import plain
-from msctx.run.config import prepare_environment, read
+from msctx.run.experiment import prepare_environment, read
 from msctx.run.runner import run_experiment
 from msctx.switches import SWITCHES
 from msctx.verify.runs import Message, failed
@@ -157,7 +157,7 @@ def compared(send: Send) -> Iterator[None]:
         register_module_forward_pre_hook(comparison.begin),
         register_module_forward_hook(comparison.end, with_kwargs=True, always_call=True),
     )
-    warnings.filterwarnings("ignore", module_calls.WARNS)
+    warnings.filterwarnings("ignore", module_tracker.WARNS)
     with torch.compiler.set_stance("force_eager"), steps.counting(lambda step: send({"does": "ends the step"})):
         yield
     for handle in handles:

@@ -14,7 +14,7 @@ from msctx.context import explain
 from msctx.errors import EntryError, EntryFailed
 from msctx.options.algorithm_policy import RULES, rules_of
 from msctx.plan import Plan
-from msctx.run.config import read
+from msctx.run.experiment import read
 from msctx.verify.child import PLACE, difference, differing
 from msctx.verify.runs import Process, Side, running
 

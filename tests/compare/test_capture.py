@@ -5,8 +5,8 @@ from comparisons import model_file
 from torch import nn
 
 from msctx.compare.benchmark_cases import Model, capture, load
-from msctx.compare.layer_shapes import NetworkLayer, Product, dump, parse
-from msctx.native.choices import ConvProblem
+from msctx.compare.workload import NetworkLayer, Product, dump, parse
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml
 
 

@@ -5,9 +5,9 @@ import torch
 from comparisons import model_file
 
 from msctx.compare.benchmark_cases import error_of, load, of_layer, of_model
-from msctx.compare.layer_shapes import NetworkLayer, Product, Workload, dump, output_of, parse, read
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump, output_of, parse, read
 from msctx.errors import EntryError
-from msctx.native.choices import ConvProblem
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml
 from msctx.shipped import shipped
 

@@ -10,7 +10,7 @@ from ranks import two_ranks
 
 import msctx
 from msctx.context import agreement
-from msctx.native import process_group
+from msctx.native import ranks
 
 BODY = """
 from msctx.context import agreement
@@ -66,7 +66,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("error")
 def test_many_ranks_are_named_by_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that waits for the others for long reports where."""
-    monkeypatch.setattr(process_group, "run", lambda: -1)
+    monkeypatch.setattr(ranks, "run", lambda: -1)
     monkeypatch.setattr(agreement, "_compared", set())
     monkeypatch.setattr(agreement, "SECONDS", 0.01)
 
@@ -74,7 +74,7 @@ def test_many_ranks_are_named_by_value(monkeypatch: pytest.MonkeyPatch, capsys: 
         until(lambda: "waits for the other ranks" in capsys.readouterr().err)
         return [mine, {}, mine, {**mine, "version of torch": ("2.0", "installed")}]
 
-    monkeypatch.setattr(process_group, "gathered", gathered)
+    monkeypatch.setattr(ranks, "gathered", gathered)
     with pytest.raises(msctx.MsctxWarning) as caught:
         agreement.check(msctx.context(deterministic="ON").plan)
     text = str(caught.value)

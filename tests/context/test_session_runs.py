@@ -11,7 +11,7 @@ from context_helpers import in_thread
 from torch import nn
 
 import msctx
-from msctx.context.session import Session
+from msctx.context.session_runs import Session
 from msctx.errors import MsctxWarning, OptionError, ScopeError
 from msctx.observers import steps
 

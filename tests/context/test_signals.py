@@ -15,7 +15,7 @@ import msctx
 from msctx.context import Context, ledger
 from msctx.context.open_contexts import stack
 from msctx.context.process_wide import BASE
-from msctx.signals import Turn, uninterrupted
+from msctx.deferred_interrupts import Turn, uninterrupted
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
 State = Callable[[], dict[str, Any]]

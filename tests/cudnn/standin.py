@@ -12,9 +12,9 @@ import fake_device
 import torch
 
 from msctx.context import Context
-from msctx.native import choices, core, counters
-from msctx.native.choices import Choice
-from msctx.native.choices import rows as rows_of
+from msctx.native import core, counter_lifetimes, policy_and_choices
+from msctx.native.policy_and_choices import Choice
+from msctx.native.policy_and_choices import rows as rows_of
 from msctx.options.algorithm_policy import ConvPolicy
 
 FOLDER = Path(__file__).parent
@@ -69,7 +69,7 @@ def _transposed(x: Any, w: Any, padding: Any, output_padding: Any, stride: Any, 
 
 def ask(**fields: Any) -> None:
     """Have a policy in force, of these fields and no others."""
-    choices.write("cuda", ConvPolicy(**fields) if fields else None)
+    policy_and_choices.write("cuda", ConvPolicy(**fields) if fields else None)
 
 
 def log(library: ctypes.CDLL) -> list[str]:
@@ -125,7 +125,7 @@ def refused(compute: Callable[[], object]) -> str:
 def since() -> Context:
     """For :func:`rows`: what is counted from now on."""
     counted = Context()
-    counters.begin(counted)
+    counter_lifetimes.begin(counted)
     return counted
 
 

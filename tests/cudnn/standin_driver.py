@@ -6,7 +6,7 @@ from pathlib import Path
 import emulated
 import fake_device
 
-from msctx.native.cuda import driver, plans
+from msctx.native.cuda import compiled_kernels, driver
 
 SOURCE = Path(__file__).with_name("driver_standin.cpp")
 
@@ -15,7 +15,7 @@ def start_driver(*dtypes: str) -> ctypes.CDLL:
     """To be called before a convolution is requested; *dtypes* (f32, f64, f16, bf16) are those that kernels are made for."""
     kernels = emulated.library(emulated.modules(*dtypes))
     driver.LIBRARY = str(fake_device.library(SOURCE))
-    plans.cubin = lambda module, arch: str(kernels).encode()
+    compiled_kernels.cubin = lambda module, arch: str(kernels).encode()
     library = ctypes.CDLL(driver.LIBRARY)
     library.driver_log.restype = ctypes.c_char_p
     return library

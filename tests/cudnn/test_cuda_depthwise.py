@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from msctx.native import core
-from msctx.native.cuda import plans
+from msctx.native.cuda import compiled_kernels
 
 Run = Callable[[str], str]
 START = """
@@ -26,8 +26,8 @@ def with_kernels(asking: Run) -> Run:
 
 def test_the_core_and_python_mean_the_same_bytes() -> None:
     library = core.load().c
-    assert library.msctx_cuda_plan_size() == ctypes.sizeof(plans.CudaPlan)
-    assert library.msctx_conv_problem_size() == ctypes.sizeof(plans.CConvProblem)
+    assert library.msctx_cuda_plan_size() == ctypes.sizeof(compiled_kernels.CudaPlan)
+    assert library.msctx_conv_problem_size() == ctypes.sizeof(compiled_kernels.CConvProblem)
 
 
 @pytest.mark.full

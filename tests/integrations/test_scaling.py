@@ -9,7 +9,7 @@ from torch import nn
 
 import msctx
 from msctx.amp import watched
-from msctx.integrations.scaling import LossScaling
+from msctx.integrations.loss_scaling import LossScaling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FP16 = {"precision_mode": "allow_mix_precision_fp16"}

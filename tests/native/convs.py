@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native.choices import Choice
+from msctx.native.policy_and_choices import Choice
 from msctx.options import OPTIONS
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native.choices import Choice, Choices
+from msctx.native.policy_and_choices import Choice, Choices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import msctx
-from msctx.native import precision
+from msctx.native import precision_policies
 from msctx.torch_config import override
 
 pytestmark = [
@@ -116,7 +116,7 @@ def test_entering_again_compiles_nothing(named, own_context):
             compiled(x)
         assert {row.module for row in entered.precisions()} >= {"second"}
         graphs.append(counters["stats"]["unique_graphs"])
-        numbers.append(len(precision._combined))
+        numbers.append(len(precision_policies._combined))
     assert graphs[0] > found
     assert len(set(graphs)) == len(set(numbers)) == 1
 
@@ -160,7 +160,7 @@ def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
 
 
 def tag_and_disabled() -> tuple[object, object]:
-    return override(compiler_config, precision.TAG), override(compiler_config, precision.DISABLED)
+    return override(compiler_config, precision_policies.TAG), override(compiler_config, precision_policies.DISABLED)
 
 
 def key() -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import module_calls
+from msctx.native import module_tracker
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -122,7 +122,7 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
         assert after.seen == [FP32]
     with pytest.raises(type(raised)), ctx:
         inside(raised)
-    assert not module_calls.here.calls, "it ends with the context"
+    assert not module_tracker.here.calls, "it ends with the context"
     after(X)
     assert after.seen == [FP32] * 2
 
@@ -231,7 +231,7 @@ def test_where_a_rule_acts(kind: str, tmp_path: Path) -> None:
     with msctx.context(**options).watch(model):
         assert acts(model)
         assert acts(model)
-        assert not module_calls.here.calls
+        assert not module_tracker.here.calls
     assert not acts(model)
     if kind == "hooks":
         assert seen[:4] == [FP16, FP32] * 2

@@ -15,7 +15,7 @@ from torch.nn import functional as fn
 import msctx
 from msctx.errors import FileError
 from msctx.native import core, tuning_file
-from msctx.native.cuda import driver, plans
+from msctx.native.cuda import compiled_kernels, driver
 from msctx.native.tuning_file import Stamp, stamp
 
 ROOT = Path(__file__).parents[2]
@@ -142,5 +142,5 @@ def test_it_names_the_gpu_its_software_and_our_kernels(gpus: Gpus, monkeypatch: 
     found = of_cuda()
     assert (found.cpu, found.flags, found.isa) == ("H200", "sm_90, driver 580.1", "cuDNN 91900")
     assert found.torch.endswith(" CUDA 13.0")
-    assert (found.kernels, found.compiler) == (plans.origin()[:16], "NVRTC 13.0")
+    assert (found.kernels, found.compiler) == (compiled_kernels.origin()[:16], "NVRTC 13.0")
     assert (found.place, stamp(core.load()).place) == ("cuda", "cpu")

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from msctx.native import core, tuning_file, tuning_sync
+from msctx.native import core, tuning_exchange, tuning_file
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
 USUAL = "strict, fp32-grade"
 """The permissions of a context that sets none."""
-IS_BUSY = tuning_sync.is_busy
+IS_BUSY = tuning_exchange.is_busy
 """The real one, which tests/conftest.py replaces."""
 CALM = "from msctx.native import tuning_sync; tuning_sync.is_busy = lambda: False"
 """The same in another interpreter."""

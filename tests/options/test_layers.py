@@ -8,9 +8,9 @@ import pytest
 
 from msctx.context.process_wide import explain
 from msctx.errors import FileError, OptionError
-from msctx.options import OPTIONS, Layer, Settings, layers, make_layer
+from msctx.options import OPTIONS, Layer, Settings, layer_sources, make_layer
 from msctx.options.kinds import check
-from msctx.options.layers import RESERVED, environment_layers, layer_of, presets
+from msctx.options.layer_sources import RESERVED, environment_layers, layer_of, presets
 
 
 def values(layer: Layer) -> dict[str, object]:
@@ -144,7 +144,7 @@ EXAMPLES.append(("max_device_memory", "1KB"))
 
 
 def through(layer: Layer) -> Layer:
-    return layers.carried_layer({layers.PLAN: layers.pack(layer)})
+    return layer_sources.carried_layer({layer_sources.PLAN: layer_sources.pack(layer)})
 
 
 def test_every_option_comes_out_as_it_was() -> None:
@@ -169,16 +169,16 @@ def test_a_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Path("dtypes.cfg").write_text("fc::InputDtype:bfloat16\n")
     layer = make_layer({"customize_dtypes": "dtypes.cfg"}, "here")
-    text = layers.pack(layer)
+    text = layer_sources.pack(layer)
     Path("dtypes.cfg").unlink()
-    found = layers.carried_layer({layers.PLAN: text})
+    found = layer_sources.carried_layer({layer_sources.PLAN: text})
     assert found.settings["customize_dtypes"].value == str(tmp_path / "dtypes.cfg")
     assert [row.status for row in explain(Settings([found])).rows] == [row.status for row in explain(Settings([layer])).rows]
 
 
 def test_it_lies_under_the_variables_of_the_child() -> None:
     layer = make_layer({"deterministic": "ON", "runtime_num_threads": 1}, "command line")
-    found = environment_layers({layers.PLAN: layers.pack(layer), "MSCTX_DETERMINISTIC": "OFF"})
+    found = environment_layers({layer_sources.PLAN: layer_sources.pack(layer), "MSCTX_DETERMINISTIC": "OFF"})
     assert {s.spelling: (s.value, s.origin) for s in found["environment"].settings.values()} == {
         "deterministic": ("OFF", "environment MSCTX_DETERMINISTIC"),
         "runtime_num_threads": (1, "command line"),
@@ -196,8 +196,8 @@ def test_it_lies_under_the_variables_of_the_child() -> None:
 )
 def test_what_is_not_ours_is_refused(text: str, expected: str | None) -> None:
     if expected is None:
-        assert not layers.carried_layer({layers.PLAN: text}).settings
+        assert not layer_sources.carried_layer({layer_sources.PLAN: text}).settings
         return
     with pytest.raises(OptionError, match="MSCTX_PLAN") as caught:
-        environment_layers({layers.PLAN: text})
+        environment_layers({layer_sources.PLAN: text})
     assert expected in str(caught.value)

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from msctx.native import choices, core, precision
+from msctx.native import core, policy_and_choices, precision_policies
 from msctx.options.algorithm_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
@@ -40,7 +40,7 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
     def broken() -> core.Core:
         raise core.NativeError("no")
 
-    monkeypatch.setitem(choices.LOAD, "cpu", broken)
+    monkeypatch.setitem(policy_and_choices.LOAD, "cpu", broken)
     with pytest.raises(core.NativeError):
         CPU.set(ConvPolicy(conv_fprop_algo="gemm"))
     assert CPU.read() is None
@@ -50,7 +50,7 @@ TEXT = '{"precision_mode":"allow_mix_precision_bf16"}'
 
 
 def test_a_precision_policy_is_written_and_put_back_alone() -> None:
-    switches = {name: SWITCHES[f"native.precision.{name}"] for name in precision.DEVICES}
+    switches = {name: SWITCHES[f"native.precision.{name}"] for name in precision_policies.DEVICES}
     for device, switch in switches.items():
         found = switch.take()
         switch.set(TEXT)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native.cuda.depthwise import Module
+from msctx.native.cuda.depthwise_launches import Module
 
 LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76

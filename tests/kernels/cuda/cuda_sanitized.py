@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from emulated import Emulation
 
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
+from msctx.native.cuda.depthwise_launches import OPS, DepthwiseProblem
 
 SHAPES = (
     (2, 3, 2, (7, 6), (3, 3), (1, 1), (1, 1), (1, 1)),

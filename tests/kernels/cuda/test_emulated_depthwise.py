@@ -14,8 +14,8 @@ from emulated import GARBAGE, Emulation, library, modules
 from sanitizers import check, run_sanitized, runtime_libraries
 
 from msctx.native import build
-from msctx.native.cuda import depthwise
-from msctx.native.cuda.depthwise import KERNELS, OPS, DepthwiseProblem, Parameters, launches, own_window
+from msctx.native.cuda import depthwise_launches
+from msctx.native.cuda.depthwise_launches import KERNELS, OPS, DepthwiseProblem, Parameters, launches, own_window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -140,7 +140,7 @@ def test_results(emulation: Emulation, dtype: str, layout: str, case: str) -> No
         ]
         for general, (forwards, backwards) in zip(kernels, found, strict=True):
             with kernels_of.window(general):
-                stated = (2**-53 if dtype == "float64" else 2**-24) * depthwise.additions(p, op) + ROUNDING[dtype]
+                stated = (2**-53 if dtype == "float64" else 2**-24) * depthwise_launches.additions(p, op) + ROUNDING[dtype]
             assert error(forwards, right[op]) <= min(BOUNDS[dtype], stated), op
             assert bits(forwards) == bits(backwards), op
         if op != "wgrad":  # those of a window add in the order of the general one

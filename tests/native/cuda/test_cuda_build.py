@@ -9,8 +9,8 @@ import pytest
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
-from msctx.native.cuda import driver, plans
-from msctx.native.cuda.depthwise import ARCHS, DTYPES, KERNELS, MODULES, THREADS, Module, sum_size
+from msctx.native.cuda import compiled_kernels, driver
+from msctx.native.cuda.depthwise_launches import ARCHS, DTYPES, KERNELS, MODULES, THREADS, Module, sum_size
 
 SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'
 MODULE = Module("copy.cu", ("FACTOR=2",))
@@ -35,8 +35,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sources"
     folder.mkdir()
-    monkeypatch.setattr(plans, "SOURCES", folder)
-    monkeypatch.setattr(plans, "MODULES", [MODULE])
+    monkeypatch.setattr(compiled_kernels, "SOURCES", folder)
+    monkeypatch.setattr(compiled_kernels, "MODULES", [MODULE])
     (folder / "copy.cu").write_text(SMALL)
     return folder
 
@@ -66,7 +66,7 @@ class Fake(driver.Nvrtc):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) -> None:
     found = set()
-    for report in plans.build([arch]):
+    for report in compiled_kernels.build([arch]):
         assert not report.error
         for part in report.log.split("Compiling entry function ")[1:]:
             name = part.split("'")[1]
@@ -89,20 +89,20 @@ def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_module_is_compiled_and_reported(tool: driver.Nvrtc, sources: Path, arch: str) -> None:
-    (report,) = plans.build([arch])
+    (report,) = compiled_kernels.build([arch])
     assert "Used " in report.log
     found = report.as_dict()
     assert found.pop("bytes") > 100
     assert found == {"module": str(MODULE), "arch": arch, "compiler": str(tool), "cached": False, "error": ""}
-    assert plans.cubin(MODULE, arch)[:4] == b"\x7fELF"
+    assert compiled_kernels.cubin(MODULE, arch)[:4] == b"\x7fELF"
 
 
 def test_what_is_compiled_is_kept_until_something_changes(
     tool: driver.Nvrtc, sources: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(module: Module = MODULE, arch: str = "sm_80") -> bool:
-        monkeypatch.setattr(plans, "MODULES", [module])
-        (report,) = plans.build([arch])
+        monkeypatch.setattr(compiled_kernels, "MODULES", [module])
+        (report,) = compiled_kernels.build([arch])
         assert not report.error
         return not report.cached
 
@@ -122,12 +122,12 @@ def test_what_is_compiled_is_kept_until_something_changes(
 def test_an_error_of_a_source_is_reported_and_not_kept(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
     (sources / "copy.cu").write_text(SMALL.replace("FACTOR", "nobody_knows_this"))
     for _ in range(2):
-        (report,) = plans.build(["sm_80"])
+        (report,) = compiled_kernels.build(["sm_80"])
         assert not report.cached
         assert "nobody_knows_this" in report.error
     assert not list(own_cache.glob("cuda/*.cubin"))
     with pytest.raises(NativeError, match=r"(?s)copy\.cu cannot be compiled for sm_80 by .*nobody_knows_this"):
-        plans.cubin(MODULE, "sm_80")
+        compiled_kernels.cubin(MODULE, "sm_80")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------------

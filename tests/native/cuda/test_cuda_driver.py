@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from msctx.errors import NativeError
-from msctx.native.cuda import driver, plans
-from msctx.native.cuda.depthwise import (
+from msctx.native.cuda import compiled_kernels, driver
+from msctx.native.cuda.depthwise_launches import (
     DTYPES,
     KERNELS,
     LAYOUTS,
@@ -56,7 +56,7 @@ def loaded() -> dict[str, driver.Kernels]:
     """By the name of a kernel, the module that holds it."""
     torch.zeros(1, device="cuda")  # makes the context
     arch = driver.arch()
-    modules = {module: driver.Kernels(plans.cubin(module, arch)) for module in {*KERNELS.values()}}
+    modules = {module: driver.Kernels(compiled_kernels.cubin(module, arch)) for module in {*KERNELS.values()}}
     return {name: modules[module] for name, module in KERNELS.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
-from msctx.native.choices import ConvProblem
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.kinds import BadValue, Bool, Choice, Fields, Int, Kind, check, refusal, where
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import load

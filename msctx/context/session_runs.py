@@ -19,15 +19,15 @@ from msctx.context.bound_functions import Bound
 from msctx.context.context_manager import Context, refuse_lazy
 from msctx.context.open_contexts import Scope, innermost, stack
 from msctx.context.process_wide import BASE, within
+from msctx.deferred_interrupts import Turn, uninterrupted
 from msctx.devices import here
-from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native import watched_models
-from msctx.native.counters import MET
+from msctx.native.counter_lifetimes import MET
 from msctx.options import Layer, make_layer
-from msctx.options.layers import with_preset
+from msctx.options.layer_sources import with_preset
 from msctx.options.precision_policy import ACCELERATE
-from msctx.signals import Turn, uninterrupted
+from msctx.outside_dynamo import outside_dynamo
 from msctx.switches.msctx_own import of_session
 from msctx.themes.cann_session import LOW_PRECISION
 from msctx.themes.precision import POLICY
@@ -250,7 +250,7 @@ def session(preset: str | PathLike[str] | None = None, /, *, device_id: int | No
         preset: as for :func:`msctx.context`.
         device_id: the device, ``session_device_id`` among the options. Where neither that nor the context's ``device_id`` is set, the
             variables ``ASCEND_DEVICE_ID`` and ``DEVICE_ID`` name it, then it is the current one.
-        options: as for :func:`msctx.context`; the session options among them act in :meth:`~msctx.context.session.Session.run`.
+        options: as for :func:`msctx.context`; the session options among them act in :meth:`~msctx.context.session_runs.Session.run`.
 
     Raises:
         OptionError: with every problem at once; nothing was changed.

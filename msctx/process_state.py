@@ -15,9 +15,9 @@ from typing import Any
 from msctx import devices
 from msctx.errors import Diagnostic, FileError
 from msctx.native import core
-from msctx.options import layers
+from msctx.options import layer_sources
 from msctx.options.algorithm_policy import plain
-from msctx.options.layers import PREFIX, RESERVED, is_option
+from msctx.options.layer_sources import PREFIX, RESERVED, is_option
 from msctx.tables import in_words
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
@@ -128,7 +128,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_known(name: str, text: str) -> bool:
     if name.startswith(PREFIX):
-        return is_option(name) or (name in RESERVED and name != layers.PLAN)  # long; a run has a plan.json
+        return is_option(name) or (name in RESERVED and name != layer_sources.PLAN)  # long; a run has a plan.json
     return not _SECRET.search(name) and not _SECRET.search(text)
 
 

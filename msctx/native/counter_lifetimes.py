@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from msctx.signals import uninterrupted
+from msctx.deferred_interrupts import uninterrupted
 
 
 class Held:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from msctx.native import core, counters, watched_models
+from msctx.native import core, counter_lifetimes, watched_models
 from msctx.options.algorithm_policy import ALONG, PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def write(place: str, policy: ConvPolicy | None) -> None:
-    from msctx.native import tuning_file, tuning_sync  # here: with CUDA's compiler they take as long to import as the rest
+    from msctx.native import tuning_exchange, tuning_file  # here: with CUDA's compiler they take as long to import as the rest
 
     with _lock:
         text = None
@@ -33,13 +33,13 @@ def write(place: str, policy: ConvPolicy | None) -> None:
                 return
         else:
             library, IN_FORCE[place] = LOAD[place](), policy
-            counters.note(Tally)
-            number = tuning_sync.table(library, policy.tuning_file, place) if policy.measures else 0
+            counter_lifetimes.note(Tally)
+            number = tuning_exchange.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
-            recording = tuning_sync.table(library, records, place, only_records=True) if records else 0
+            recording = tuning_exchange.table(library, records, place, only_records=True) if records else 0
             text = _json(policy, number, recording)
         core.load().c.msctx_set_policy(core.PLACES.index(place), text)
-        tuning_sync.keep(core.load())
+        tuning_exchange.keep(core.load())
 
 
 @lru_cache(maxsize=64)
@@ -235,4 +235,4 @@ def _choice(entry: dict[str, Any]) -> Choice:
     return Choice(problem=problem, reasons=tuple(reasons), error=error, **entry)
 
 
-counters.SOURCES[Tally] = IN_FORCE
+counter_lifetimes.SOURCES[Tally] = IN_FORCE

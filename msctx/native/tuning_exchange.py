@@ -15,7 +15,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError
-from msctx.native import build, core, memory, process_group, tuning_file
+from msctx.native import build, core, memory, ranks, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.core import Core
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
@@ -51,7 +51,7 @@ class _Table:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
-        library.c.msctx_learn(self.number, core.json_of(process_group.of_first(known) if self.run else known))
+        library.c.msctx_learn(self.number, core.json_of(ranks.of_first(known) if self.run else known))
 
 
 _lock = threading.RLock()
@@ -68,7 +68,7 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
         if not _tables:
             library.c.msctx_ask_before_measuring(_permission)
             atexit.register(keep, library)
-        path, run = tuning_file.location(given), 0 if only_records else process_group.run()
+        path, run = tuning_file.location(given), 0 if only_records else ranks.run()
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
         if not only_records:
             found.refresh(library)
@@ -144,7 +144,7 @@ def _permission(number: int) -> int:
     if SHARE_LEFT[[*_tables.values()][number - 1].place]() < 0.2:  # what is tried takes memory of its own
         return Permission.LATER
     _progress(library)
-    rank = process_group.rank()
+    rank = ranks.rank()
     if is_busy() and rank in (None, 0):  # all ranks choose alike
         return Permission.BUSY if rank is None else Permission.LATER
     return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK

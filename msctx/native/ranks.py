@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
-from msctx.native.counters import Held
+from msctx.native.counter_lifetimes import Held
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _numbers = itertools.count(1)

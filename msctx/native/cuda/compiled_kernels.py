@@ -15,8 +15,8 @@ from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.build import first_lines, read_sources
 from msctx.native.cachedir import digest
-from msctx.native.cuda import depthwise, driver
-from msctx.native.cuda.depthwise import (
+from msctx.native.cuda import depthwise_launches, driver
+from msctx.native.cuda.depthwise_launches import (
     DTYPES,
     KERNELS,
     LAYOUTS,
@@ -192,9 +192,9 @@ def fill(found: CudaPlan, problem: DepthwiseProblem, op: str, load: bool) -> Non
     Raises:
         NativeError: they cannot be compiled or loaded.
     """
-    found.workspace = depthwise.workspace(problem, op)
-    found.additions = depthwise.additions(problem, op)
-    launches = depthwise.launches(problem, op)
+    found.workspace = depthwise_launches.workspace(problem, op)
+    found.additions = depthwise_launches.additions(problem, op)
+    launches = depthwise_launches.launches(problem, op)
     found.launches = len(launches)
     if load:
         with driver.relaxed():

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from msctx.dynamo import passed_over
 from msctx.native import watched_models
+from msctx.outside_dynamo import passed_over
 
 if TYPE_CHECKING:
     from torch import nn

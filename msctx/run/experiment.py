@@ -20,7 +20,7 @@ from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
-from msctx.options.layers import collected, environment_layers, flatten, preset_layer, presets
+from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import load, parse
