@@ -129,10 +129,10 @@ def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
     found = module.Event.synchronize
     switch = wait("torch.cuda.event_sync_timeout", lambda: module, "Event")
     before = switch.take()
-    switch.set(30)
+    switch.set(30_000)
     outer = switch.take()
-    switch.set(20)
     assert module.Event(3).synchronize() is None
+    switch.set(20)
     late = "event_sync_timeout=20: the event was not reached within 20 ms"
     with pytest.raises(RuntimeError, match=f"^{late}$"):
         module.Event(float("inf")).synchronize()
@@ -142,7 +142,7 @@ def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
         with pytest.raises(RuntimeError, match=f"^{late}, in step 1, on rank 3$"):
             module.Event(float("inf")).synchronize()
     switch.put_back(outer)
-    assert switch.read() == 30
+    assert switch.read() == 30_000
     switch.put_back(before)
     assert (switch.read(), module.Event.synchronize) == (None, found)
     assert module.Event(3).synchronize() == "the driver's"
