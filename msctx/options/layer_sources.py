@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msctx._version import __version__
-from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
+from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.options.kinds import BadValue, Size, check
 from msctx.options.option import UNSET, Option, Setting, device_of
 from msctx.options.registry import (
@@ -151,6 +151,18 @@ def collected(problems: list[Diagnostic], of: type[OptionError | FileError] = Op
         problems.extend(error.problems)
 
 
+SECTIONS = ("context", "experiment", "record", "compare", "axes", "workload")
+"""What a file of options may hold, so that a preset can be the file of an experiment."""
+
+
+def wrong_section(key: str, allowed: Iterable[str], where: str, mark: Mark | None) -> Diagnostic:
+    """What is wrong with a section that is none of those allowed."""
+    text, hint = "unknown section", nearest(key, allowed)
+    if find(key):
+        text, hint = "is an option: it belongs under `context:`", ""
+    return Diagnostic(key, text, where, ", ".join(allowed), hint, mark)
+
+
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     """The options of a preset, by name or by the path of a YAML file of your own."""
     from msctx.options.yaml_json import load
@@ -162,6 +174,9 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
         near, allowed = nearest(str(preset), known), f"{', '.join(known)}, or the path of a YAML file"
         raise OptionError([Diagnostic("preset", f"{preset!r} is not a preset", origin, allowed, near and repr(near), mark)])
     document = load(known.get(preset, preset), collect=True)
+    for key in document.data if isinstance(document.data, dict) else ():
+        if key not in SECTIONS:
+            document.problems.append(wrong_section(key, SECTIONS, origin, document.mark((key, ""))))
     if not isinstance(document.data, dict) or "context" not in document.data:
         text = f"{preset} has no `context:` section; put its options below such a line"
         raise OptionError(document.problems or [Diagnostic("preset", text, origin, mark=mark)])

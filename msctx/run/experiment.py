@@ -20,7 +20,7 @@ from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
-from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets
+from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets, wrong_section
 from msctx.options.registry import from_text
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import load, parse
@@ -191,10 +191,7 @@ class _Source:
             if key in self.found and value is not None and value is not INVALID:
                 self.found[key] = value
             elif key not in (*self.found, *others):
-                allowed = ", ".join((*self.found, *others))
-                text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
-                hint = "" if find(key) else nearest(key, (*self.found, *others))
-                self.report(key, text, allowed=allowed, hint=hint, mark=self.mark(key, ""))
+                self.problems.append(wrong_section(key, (*self.found, *others), self.where, self.mark(key, "")))
         self._check()
 
     def words(self, words: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ def test_presets_are_shipped_and_sound() -> None:
 
 def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("context:\n  seed: 7\n  gpu_config:\n    conv_allow_tf32: off\n")
+    path.write_text("context:\n  seed: 7\n  gpu_config:\n    conv_allow_tf32: off\nexperiment: {}\naxes: {}\n")
     layer = layer_of({"preset": str(path)}, "test")
     assert values(layer) == {"seed": 7, "gpu_config.conv_allow_tf32": False}
     assert layer.settings["seed"].origin == f"{path}:2:9"
