@@ -129,9 +129,11 @@ def settings_of(options: Iterable[Option]) -> st.SearchStrategy[tuple[str, objec
 SETTING = settings_of(OPTIONS.values())
 MEETING = """deterministic deterministic_warn_only fill_uninitialized_memory device_target device_id default_device use_off_line
     max_device_memory matmul_allow_tf32 conv_allow_tf32 matmul_allow_hf32 conv_allow_hf32 seed seed_scope seed_by_rank
-    runtime_num_threads inter_op_parallel_num pynative_synchronize max_call_depth strict"""
+    runtime_num_threads inter_op_parallel_num pynative_synchronize max_call_depth strict
+    exception_dump enable_exception_dump"""
 """Options that act on each other, drawn more often."""
-BUILT_SETTING = settings_of(OPTIONS[name] for name in MEETING.split())
+ERRORS = ("dump_config", str(Path(__file__).parent / "data" / "dump_errors.json"))
+BUILT_SETTING = settings_of(OPTIONS[name] for name in MEETING.split()) | st.just(ERRORS)
 LAYERS = st.lists(st.lists(BUILT_SETTING | BUILT_SETTING | SETTING, min_size=1, max_size=8).map(dict), min_size=1, max_size=3)
 MACHINES = st.builds(
     Facts,

@@ -17,13 +17,17 @@ from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honour
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 
 DUMPS = When("session.enable_dump", TRUE)
-DUMPS_BY_FILE = When(
-    "dump_config",
-    test=lambda c: (
-        c.get("common_dump_settings", {}).get("op_debug_mode", 0) == 0 and c.get("e2e_dump_settings", {}).get("enable", True)
-    ),
-    words="with op_debug_mode 0",
-)
+
+
+def _by_file(mode: int) -> When:
+    def requests(content: Mapping[str, Any]) -> bool:
+        given, more = content.get("common_dump_settings", {}), content.get("e2e_dump_settings", {})
+        return bool(given.get("op_debug_mode", 0) == mode and more.get("enable", True))
+
+    return When("dump_config", test=requests, words=f"with op_debug_mode {mode}")
+
+
+DUMPS_BY_FILE = _by_file(0)
 
 # fmt: off
 OPTIONS = (
@@ -135,6 +139,8 @@ RULES: tuple[Rule, ...] = (
     *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
     *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
     Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
+    Overrides(When("enable_exception_dump", (0, 1, 2)), _by_file(4)),
+    Overrides(When("exception_dump", ("0", "1", "2")), _by_file(4)),
     Excludes(When("session.enable_dump"), When("enable_dump_debug")),
     *(Needs(When(name), (When("dump_path"),), "error") for name in ("session.enable_dump", "enable_dump_debug")),
     *(Needs(When(name), (DUMPS,), "inert") for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")),

@@ -200,3 +200,5 @@ def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> 
         torch.ones(1) + 1
     assert (tmp_path / "session").exists()
     assert not (tmp_path / "dumps").exists()
+    plan = msctx.explain({"dump_config": of_file(tmp_path, op_debug_mode=4), "exception_dump": "1"})
+    assert [row.winner for row in plan.rows] == ["exception_dump", ""]
