@@ -128,15 +128,15 @@ def stacked(layers: Iterable[Layer]) -> Layer:
     return reduce(lambda below, layer: below.under(layer, lower=True), layers, Layer())
 
 
-def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
+def layer_of(options: Mapping[str, Any], origin: str) -> Layer:
     """The settings of one place: its preset, and over it the rest."""
     problems: list[Diagnostic] = []
     layers: list[Layer] = []
     with collected(problems):
         if options.get("preset") is not None:
-            layers.append(preset_layer(options["preset"], origin, marks))
+            layers.append(preset_layer(options["preset"], origin))
     with collected(problems):
-        layers.append(make_layer({k: v for k, v in options.items() if k != "preset"}, origin, marks))
+        layers.append(make_layer({k: v for k, v in options.items() if k != "preset"}, origin))
     if problems:
         raise OptionError(problems)
     return stacked(layers)

@@ -246,15 +246,15 @@ def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
     return text == "1" if bits and option is not None and option.kind is Bool and text in ("0", "1") else scalar(text)
 
 
-_GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
-"""Option → the graph engine's words for its values."""
+GE_WORDS = {"jit_compile": {"auto": "2", "true": "1", "false": "0"}}
+"""Option → its values in the graph engine's words, where these are others."""
 
 
 def _from_words(option: Option, text: Any) -> Any:
     """The value of an option where everything is text, as in CANN's own keys and in flags: ``"1"``, ``"true"``, ``"16"``."""
     if not isinstance(text, str):
         return text
-    text = _GE_WORDS.get(option.name, {}).get(text, text)
+    text = next((value for value, word in GE_WORDS.get(option.name, {}).items() if word == text), text)
     kind = option.kind
     if isinstance(kind, Choice) and kind.takes_truth and not option.choices:
         return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower(), text)

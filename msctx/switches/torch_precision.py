@@ -223,9 +223,9 @@ def _write_mkl(value: str) -> None:
 def mkl_obstacle() -> str:
     """Why matrix products cannot keep their bits; ``""``: they do, or can from now on."""
     if not has_mkl():
-        return "this PyTorch computes them without MKL"
+        return "this PyTorch has no MKL"
     if not is_intels():
-        return "MKL's strict mode is documented only for Intel's processors"
+        return "MKL's strict mode needs Intel"
     if is_strict():
         return ""
     found = read_mkl()
@@ -235,11 +235,8 @@ def mkl_obstacle() -> str:
     if is_possible:
         return ""
     if error == _TOO_LATE:
-        return (
-            "MKL has computed before, and takes its strict mode only before that: start with `msctx run`, or set the option with "
-            "msctx.set_context before the first operator, or the variable MKL_CBWR=AUTO,STRICT before Python starts"
-        )
-    return "MKL has no strict mode for this processor"
+        return "MKL has computed before. Start with `msctx run`, or set MKL_CBWR=AUTO,STRICT before Python starts."
+    return "MKL has no strict mode"
 
 
 SWITCHES = (

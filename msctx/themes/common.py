@@ -8,6 +8,7 @@ from typing import Any
 
 from msctx.options import DEVICES, known_to_ge
 from msctx.options.algorithm_policy import RULES, rules_of
+from msctx.options.registry import GE_WORDS
 from msctx.options.switch_dataclasses import Kernels
 from msctx.themes.base import On, once, reason
 
@@ -91,8 +92,6 @@ WITH_GRAPHS = (
     *("op_compiler_cache_mode", "op_compiler_cache_dir"),
 )
 """The options that go with each graph."""
-WORDS = {"jit_compile": {"auto": "2", "true": "1", "false": "0"}}
-"""Option → its values in the engine's words, where these are others."""
 WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 """The options that it is initialised with."""
 ALLOW_HF32 = "ge.exec.allow_hf32"
@@ -122,7 +121,7 @@ def graph_options(on: On) -> dict[str, str]:
     found = {}
     for name in WITH_GRAPHS:
         if (setting := on.settings.get(name)) is not None:
-            found[setting.option.ge] = WORDS.get(name, {}).get(setting.value, str(setting.value))
+            found[setting.option.ge] = GE_WORDS.get(name, {}).get(setting.value, str(setting.value))
     if any(name in on.settings for name in HF32):
         found[ALLOW_HF32] = "".join(str(int(on.get(name))) if name in on.settings else "-" for name in HF32)
     if on.get("session.enable_dump") and on.get("dump_path"):

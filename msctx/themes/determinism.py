@@ -141,6 +141,6 @@ def _invariant(on: On, *, is_of_batch: bool) -> Outcome:
         lacking = f"; not for other compiled code: {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"MKL's strict mode {STAYS}"
-    how = f"msctx's own kernels run: {on.facts.mkl}" if on.facts.mkl else by_mkl
-    differs = f"only for convolutions, attention, LSTM and matmuls; {how}{lacking}"
+    how = f"msctx's kernels run: {on.facts.mkl}" if on.facts.mkl else by_mkl
+    differs = f"only for convolutions, attention, LSTM and matmuls{lacking}; {how}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)

@@ -11,7 +11,7 @@ from msctx.options import Setting, option_of
 from msctx.options.grammars import DumpLayer, DumpStep, layers_in
 from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
-from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
+from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_set
 from msctx.options.switch_dataclasses import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
@@ -26,8 +26,6 @@ def _by_file(mode: int) -> When:
 
     return When("dump_config", test=requests, words=f"with op_debug_mode {mode}")
 
-
-DUMPS_BY_FILE = _by_file(0)
 
 # fmt: off
 OPTIONS = (
@@ -139,12 +137,11 @@ RULES: tuple[Rule, ...] = (
     *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
     *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
     Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
-    Overrides(When("enable_exception_dump", (0, 1, 2)), _by_file(4)),
-    Overrides(When("exception_dump", ("0", "1", "2")), _by_file(4)),
+    *(Overrides(When(name, test=is_set), _by_file(4)) for name in ("enable_exception_dump", "exception_dump")),
     Excludes(When("session.enable_dump"), When("enable_dump_debug")),
     *(Needs(When(name), (When("dump_path"),), "error") for name in ("session.enable_dump", "enable_dump_debug")),
     *(Needs(When(name), (DUMPS,), "inert") for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")),
-    *(Needs(When(name), (DUMPS, DUMPS_BY_FILE), "inert") for name in ("dump_format", "quant_dumpable")),
+    *(Needs(When(name), (DUMPS, _by_file(0)), "inert") for name in ("dump_format", "quant_dumpable")),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
     Needs(When("dump_path"), (DUMPS, When("enable_dump_debug", TRUE)), "inert"),
     Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
