@@ -140,6 +140,19 @@ Three lstm(
   return {batch_first ? output.transpose(0, 1) : output, h, c};
 }
 
+// Whether the states and weights are as many as an LSTM has, and there are values. Of other calls torch has the result or the error.
+bool is_whole_lstm(at::ArrayRef<c10::IValue> arguments) {
+  const bool is_packed = arguments[1].isTensor();
+  const auto given = arguments.slice(is_packed ? 2 : 1);
+  const auto hx = given[0].toTensorVector();
+  const int64_t cells = given[3].toInt() * (given[6].toBool() ? 2 : 1);
+  const auto has_cells = [&](const at::Tensor& state) { return state.dim() == 3 && state.size(0) == cells; };
+  if (arguments[0].toTensor().dim() != (is_packed ? 2 : 3) || arguments[0].toTensor().numel() == 0) return false;
+  if (hx.size() != 2 || cells < 1 || !std::ranges::all_of(hx, has_cells)) return false;
+  const int64_t has_projection = hx[0].size(2) != hx[1].size(2);
+  return int64_t(given[1].toTensorVector().size()) == cells * ((given[2].toBool() ? 4 : 2) + has_projection);
+}
+
 template <auto* function>
 const c10::KernelFunction& composed() {
   using Pointer = c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(function)>, function>;
@@ -232,7 +245,8 @@ class Route : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     bool is_asked_here = is_asked(place_);
     const bool is_kept = is_asked_here && row_ && is_invariant(place_);
-    if (is_kept && row_->composed) return row_->composed().callBoxed(op, keys, stack);
+    if (is_kept && row_->composed && (!is_above_autograd_ || is_whole_lstm(torch::jit::last(*stack, op.schema().arguments().size()))))
+      return row_->composed().callBoxed(op, keys, stack);
     if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
     if (is_above_autograd_) return before_.callBoxed(op, keys, stack);
     if (is_asked_here) {

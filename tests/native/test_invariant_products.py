@@ -1,6 +1,7 @@
 """batch_invariant and thread_invariant over many batches and numbers of threads: the bits of a row are those of the whole batch."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -156,3 +157,24 @@ def test_a_packed_lstm_is_as_exact_as_torchs(how: dict[str, Any]) -> None:
         return [y.data, h, c, *torch.autograd.grad(loss, [x, *lstm.parameters()])]
 
     compared(run, has_truth="dropout" not in how)  # masks of float64 are other ones
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "states", "weights", "layers", "error"),
+    [
+        (3, 0, 2, 4, 1, None),
+        (0, 2, 2, 4, 1, "sequence length"),
+        (3, 2, 1, 4, 1, "two hidden states"),
+        (3, 2, 2, 2, 1, "not divisible"),
+        (3, 2, 2, 4, 2, "invalid slice"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*mkldnn_rnn_layer")
+def test_an_lstm_of_nothing_or_of_too_little_is_torchs(
+    length: int, batch: int, states: int, weights: int, layers: int, error: str | None
+) -> None:
+    given = [torch.randn(28, 5), torch.randn(28, 7), torch.randn(28), torch.randn(28)][:weights]
+    x, hx = torch.randn(length, batch, 5), [torch.zeros(1, batch, 7)] * states
+    with msctx.context(thread_invariant=True), pytest.raises(RuntimeError, match=error) if error else nullcontext():
+        assert torch.lstm(x, hx, given, True, layers, 0.0, False, False, False)[0].shape == (3, 0, 7)
+        assert torch.nn.LSTM(5, 7, batch_first=True)(x.mT.reshape(0, 3, 5))[0].shape == (0, 3, 7)
