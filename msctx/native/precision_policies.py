@@ -214,10 +214,10 @@ def _report_autocast(device: str) -> None:
 
 def switch(number: int) -> None:
     """Put a combination in force in this thread, between two autocasts."""
-    c = core.load().c
+    c, here.now.current = core.load().c, -2  # no number: where Ctrl-C ends this, it is done again
     c.msctx_precision_switch(number)
     _show(c.msctx_precision_note_autocast(-1))
-    here.now.current = number  # last: where Ctrl-C ends this, it is done again
+    here.now.current = number
 
 
 def pause(on: bool) -> None:
