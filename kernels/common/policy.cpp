@@ -29,16 +29,13 @@ constexpr const char* options[directions] = {"conv_fprop_algo", "conv_dgrad_algo
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
 bool is_heuristic(const std::string& asked) { return asked == "normal" || asked == "performance"; }
 
-std::string failure(const Choice& choice) {
-  const std::string of_module = choice.problem.module.empty() ? "" : " of " + choice.problem.module;
+// `by_option`: what the option of the direction names; a rule named anything else.
+std::string failure(const Choice& choice, const std::string& by_option) {
+  const std::string of_module = choice.problem.module.empty() ? "" : " in module " + choice.problem.module;
   const std::string words = (choice.direction == Direction::matmul ? "matrix product " : "convolution ") + line_of(choice.problem) + of_module;
   if (is_invariance(choice.asked)) return choice.asked + " does not hold for the " + words;
-  return std::string(options[int(choice.direction)]) + '=' + choice.asked + " cannot compute the " + words;
-}
-
-// The warning of an algorithm which did not run.
-std::string warning_of(const Choice& choice) {
-  return failure(choice) + " (" + sentence(choice.reasons) + "). PyTorch computes it instead; choices() lists all such calls";
+  const char* rules = choice.direction == Direction::matmul ? "matmul_algo_rules: " : "conv_algo_rules: ";
+  return (choice.asked == by_option ? std::string(options[int(choice.direction)]) + '=' : rules) + choice.asked + " cannot compute the " + words;
 }
 
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
@@ -175,9 +172,11 @@ std::unique_ptr<Made> Policy::make(
 }
 
 // With `error`, an algorithm that was named does not run.
-void Policy::complete(Made& decision, const Choice& choice, const std::string& error) {
+void Policy::complete(Made& decision, const Choice& choice, const std::string& error) const {
   if (!error.empty()) {
-    decision.warning_text = warning_of(choice), decision.error_text = error;
+    decision.warning_text = failure(choice, asked_[int(choice.direction)]) + " (" + sentence(choice.reasons) +
+                            "). PyTorch computes it instead; choices() lists all such calls";
+    decision.error_text = error;
     decision.warning = decision.warning_text.c_str(), decision.error = decision.error_text.c_str();
   }
   decision.is_beside_load = !choice.reasons.empty() && choice.reasons.back() == beside_load;
@@ -280,7 +279,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  std::string words = failure(choice) + ":\n";
+  std::string words = failure(choice, asked_[int(direction)]) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
@@ -310,7 +309,7 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   choice.ran = choice.provider = choice.math = "torch";
   choice.reasons.push_back(reason);
   auto decision = std::make_shared<Made>();
-  complete(*decision, choice, is_heuristic(choice.asked) ? "" : failure(choice) + ": " + reason + "\n");
+  complete(*decision, choice, is_heuristic(choice.asked) ? "" : failure(choice, asked_[int(direction)]) + ": " + reason + "\n");
   const std::string key = "refused " + *decision->choice;
   if (Decided found = known(key)) return found;
   return keep(key, std::move(decision));

@@ -226,7 +226,7 @@ class Policy : public Taken {
   bool follows(const Tuned&, const ConvCall&, Direction, Choice&, Made&) const;
   void describe(Choice&, const ConvRow*, const ConvCall&, Op, int threads) const;
   std::string complaint(const Choice&, const ConvCall&, Direction) const;
-  static void complete(Made&, const Choice&, const std::string& error);
+  void complete(Made&, const Choice&, const std::string& error) const;
   Decided known(const std::string& key);
   Decided keep(const std::string& key, Decided, bool instead = false);
 
