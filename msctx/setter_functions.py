@@ -13,8 +13,10 @@ from typing import Any
 
 from msctx import devices
 from msctx.context import get_context, set_options
+from msctx.errors import Diagnostic, Mark, nearest
 from msctx.notices import warn
 from msctx.options import OPTIONS, UNSET, Option, device_of, option_of
+from msctx.options.kinds import show
 
 ARGUMENTS = {
     "threads_num": "num",
@@ -30,9 +32,22 @@ ARGUMENTS = {
 """Function → what MindSpore calls its one argument; the others have ``value``."""
 JIT_LEVELS = {"O0": False, "O1": True, "O2": True}
 """MindSpore's jit_level → enable_graph_kernel: whether operators are fused."""
+JIT_CONFIG = {"jit_level": [*JIT_LEVELS], "infer_boost": ["on", "off"]}
+"""The keys of MindSpore's jit_config, with their values."""
 DEFAULTS = {"set_recursion_limit": 1000, "runtime.launch_blocking": True}
 Store = Callable[[str, Any], None]
 """Sets an option by one of its names."""
+
+
+def wrong_in_jit_config(key: Any, value: Any, where: str, mark: Mark | None = None) -> list[Diagnostic]:
+    """The problem of a key of jit_config, or of its value, that MindSpore does not take."""
+    path = f"jit_config.{key}"
+    if key not in JIT_CONFIG:
+        hint = nearest(str(key), JIT_CONFIG)
+        return [Diagnostic(path, "jit_config has no such key", where, ", ".join(JIT_CONFIG), hint, mark)]
+    if value not in JIT_CONFIG[key]:
+        return [Diagnostic(path, f"{show(value)} is not allowed", where, ", ".join(JIT_CONFIG[key]), mark=mark)]
+    return []
 
 
 def names(root: str) -> dict[str, Option]:

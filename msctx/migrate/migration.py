@@ -16,6 +16,7 @@ from msctx.migrate.static_values import AT_RUN_TIME, Script, load
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
 from msctx.plan import TARGETS, Plan, device_named
+from msctx.setter_functions import wrong_in_jit_config
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
@@ -133,6 +134,9 @@ class _Merging:
 
     def _wrong(self, given: Entry, value: Any) -> list[Diagnostic]:
         """What the options say to a value."""
+        group, _, key = given.spelling.partition(".")
+        if group == "jit_config" and key and (wrong := wrong_in_jit_config(key, value, self.script.file, given.mark)):
+            return wrong
         try:
             make_layer({given.spelling: value}, self.script.file, lambda path: given.mark)
         except OptionError as error:

@@ -13,7 +13,7 @@ from msctx.options import UNSET, find, is_dictionary
 from msctx.options.registry import instead, later
 from msctx.outside_dynamo import outside_dynamo
 from msctx.plan import TARGETS
-from msctx.setter_functions import JIT_LEVELS
+from msctx.setter_functions import JIT_LEVELS, wrong_in_jit_config
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -41,9 +41,14 @@ def set_context(**kwargs: Any) -> None:
     target = "Ascend" if target == "Davinci" else target
     for name, value in kwargs.items():
         key = KEYS.get(name)
-        if name == "jit_config" and isinstance(value, dict) and value.get("jit_level") in [*JIT_LEVELS]:
-            options["enable_graph_kernel"] = JIT_LEVELS[value["jit_level"]]
-            notes += (_ignored(f"{name}.{other}") for other in value if other != "jit_level")
+        if name == "jit_config" and isinstance(value, dict):
+            wrong = [problem for item in value.items() for problem in wrong_in_jit_config(*item, where)]
+            values += wrong
+            if not wrong and "jit_level" in value:
+                options["enable_graph_kernel"] = JIT_LEVELS[value["jit_level"]]
+            notes += [f"{name}.infer_boost: msctx has no such option: it is ignored"] * ("infer_boost" in value)
+        elif name == "jit_config":
+            types += keys.wrong_type(name, value, (dict,), where)
         elif key is None and later(name):
             notes.append(_ignored(name))
         elif key is None:
