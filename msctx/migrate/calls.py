@@ -61,6 +61,8 @@ class Entry:
     rank: int = 0
     inside: str = ""
     """The conditions and loops around the call, and what stands there in place of the option or value."""
+    over: str = ""
+    """The other values, given before, that this one replaces."""
 
 
 @dataclass
@@ -165,6 +167,7 @@ class Reader:
                 self._options("", keyword.value, found)
             except UNKNOWN as unknown:
                 self._leave_out(f"**{self.script.written(keyword.value)}", keyword.value, found, unknown)
+        found.given.sort(key=lambda entry: entry.spelling == "enable_graph_kernel" and not entry.inside)  # wins over jit_level
 
     def _options(self, prefix: str, node: ast.expr, found: Call) -> None:
         """The items of a dictionary, each on its own: what is known of it is migrated."""
@@ -185,7 +188,7 @@ class Reader:
         entry = Entry(spelling, value, self.script.written(node), self.script.mark(node))
         if spelling == "jit_config.jit_level" and value in [*JIT_LEVELS]:
             level = f"jit_level={entry.written}"
-            entry = replace(entry, spelling="enable_graph_kernel", value=JIT_LEVELS[value], inside=level)
+            entry = replace(entry, spelling="enable_graph_kernel", value=JIT_LEVELS[value], written=level, inside=level)
         found.given.append(entry)
 
     def _as_written(self, spelling: str, node: ast.expr) -> Any:

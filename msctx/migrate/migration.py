@@ -156,9 +156,12 @@ class _Merging:
         """Lay an option over what came before; returns what is to be noted of that."""
         key = new.spelling if not new.spelling.startswith("**") else str(new.mark)
         old = self.entries.pop(key, new)  # it stands where it was given last
-        self.entries[key] = new if new.rank >= old.rank else old
-        if self.entries[key] is new or old.value == new.value:
-            return []
+        wins = old is new or new.rank >= old.rank
+        replaced = f"{old.written} of line {old.mark.line}" * (old.value != new.value)
+        over = ", ".join(filter(None, (old.over, replaced)))
+        self.entries[key] = replace(new, over=over) if wins else old
+        if wins or not replaced:
+            return [f"{key}: in place of {replaced}"] * bool(replaced)
         return [f"{key}: that of line {old.mark.line} stays in force, since MindSpore's newer functions win over set_context"]
 
     def move(self, device: str) -> None:
@@ -302,4 +305,5 @@ def _left_out(entry: Entry) -> str:
 
 def _comment(entry: Entry) -> str:
     place = f"{_base_name(entry.mark.file)}:{entry.mark.line}"
-    return f"{place}, {entry.inside}" if entry.inside else place
+    over = f"in place of {one_line(entry.over, 200)}" * bool(entry.over)
+    return ", ".join(filter(None, (place, entry.inside, over)))

@@ -45,7 +45,10 @@ def set_context(**kwargs: Any) -> None:
             wrong = [problem for item in value.items() for problem in wrong_in_jit_config(*item, where)]
             values += wrong
             if not wrong and "jit_level" in value:
-                options["enable_graph_kernel"] = JIT_LEVELS[value["jit_level"]]
+                level = JIT_LEVELS[value["jit_level"]]
+                options["enable_graph_kernel"] = kwargs.get("enable_graph_kernel", level)
+                if options["enable_graph_kernel"] != level:
+                    notes.append(f"{name}.jit_level: enable_graph_kernel in the same call wins over it")
             notes += [f"{name}.infer_boost: msctx has no such option: it is ignored"] * ("infer_boost" in value)
         elif name == "jit_config":
             types += keys.wrong_type(name, value, (dict,), where)

@@ -159,6 +159,11 @@ def test_the_level_of_jit_config_is_enable_graph_kernel():
     with pytest.warns(MsctxWarning, match="jit_config.infer_boost"):
         ms.set_context(jit_config={"jit_level": "O1", "infer_boost": "on"})
     assert msctx.get_context() == {"enable_graph_kernel": True}
+    given = {"enable_graph_kernel": True, "jit_config": {"jit_level": "O0"}}
+    for names in ([*given], [*given][::-1]):
+        with pytest.warns(MsctxWarning, match="enable_graph_kernel in the same call wins"):
+            ms.set_context(**{name: given[name] for name in names})
+        assert msctx.get_context() == {"enable_graph_kernel": True}
 
 
 @pytest.mark.parametrize("name", FLAT)
