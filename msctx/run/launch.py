@@ -16,7 +16,7 @@ from typing import Any
 from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, StrictError, nearest
 from msctx.native import ranks
 from msctx.notices import warn
-from msctx.options import Layer, layer_sources
+from msctx.options import Layer, find, layer_sources
 from msctx.options.layer_sources import presets
 from msctx.run.experiment import Experiment
 from msctx.run.record import Record, result_in
@@ -38,7 +38,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
-            hint = nearest(command[0], presets())
+            hint = f"{command[0]}=VALUE" if find(command[0]) else nearest(command[0], presets())
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0], suggestion=hint)]) from None
         code = _wait(process)
         lines = seen.read_text(encoding="utf-8").splitlines()
