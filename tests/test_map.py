@@ -275,8 +275,8 @@ def test_one_grep_finds_an_option_in_few_files() -> None:
 
 
 def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
-    """A newcomer finds an option's declaration, its rules and its translation in one file of msctx, each switch that it assigns in
-    one more, and its test: the names are written out in all of them. Flags are a table of the theme of fusion."""
+    """A newcomer finds an option's declaration, its rules and its translation in one file of msctx, the switches that it assigns
+    in msctx/switches, and its test: the names are written out in all of them. Flags are a table of the theme of fusion."""
     files = {
         path: path.read_text(encoding="utf-8") for folder in ("themes", "switches") for path in (PACKAGE / folder).glob("*.py")
     }
