@@ -42,6 +42,8 @@ NO_COUNTERPART = {
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
+DUMP = "MINDSPORE_DUMP_CONFIG"
+NOT_READ = "it is not read; use dump_config=…, which takes a file of the same format"
 ASKING = (
     *("available", "count", "synchronize", "stream", "event", "streamctx"),
     *("stats", "reserved", "allocated", "summary", "empty_cache"),
@@ -99,9 +101,12 @@ class Reader:
 
     def calls(self) -> Iterator[Call]:
         """Every call that sets something, in the order in which the script has them."""
-        nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Name | ast.Attribute)]
+        nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Constant)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
-            if not isinstance(node, ast.Call):
+            if isinstance(node, ast.Constant):
+                if node.value == DUMP:
+                    yield Call(DUMP, self.script.mark(node), self.script.inside(node)).leave_out(NOT_READ)
+            elif not isinstance(node, ast.Call):
                 if self._is_handed_on(node):
                     found = Call("set_context", self.script.mark(node), self.script.inside(node))
                     yield found.leave_out("what is called under another name is known only when the script runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 from msctx.context import explain
 from msctx.errors import Diagnostic, Mark, OptionError, one_line
-from msctx.migrate.calls import Call, Entry, Reader
+from msctx.migrate.calls import DUMP, NOT_READ, Call, Entry, Reader
 from msctx.migrate.static_values import AT_RUN_TIME, Script, load
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
@@ -52,6 +53,8 @@ def read(path: str, device: str | None = None) -> Migration:
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
+    if DUMP in os.environ:
+        merging.problems.append(Diagnostic(DUMP, NOT_READ, "the environment"))
     if device:
         merging.move(device_named(device))
     return merging.result()

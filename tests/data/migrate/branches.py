@@ -1,6 +1,7 @@
 # ruff: noqa
 """Calls that depend on something (never run)."""
 
+import os
 import sys
 
 import mindspore as ms
@@ -25,3 +26,4 @@ ms.set_context(max_device_memory="2GB")
 ms.set_context(max_device_memory=sys.argv[1])
 if __name__ == "__main__":
     ms.set_context(check_bprop=True)
+    os.environ["MINDSPORE_DUMP_CONFIG"] = "dump.json"
