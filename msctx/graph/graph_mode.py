@@ -72,7 +72,7 @@ def _is_alone(module: nn.Module) -> bool:
     return tracer is None or not tracer._is_fx_tracing_flag
 
 
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and isinstance(module, frames.OptimizedModule):
         return _inside(module._call_impl, *args, **kwargs)
@@ -90,7 +90,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         backend.here.module = outer
 
 
-def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """A frame that Dynamo captures: it passes over those of torch's own modules."""
     return module._call_impl(*args, **kwargs)
 

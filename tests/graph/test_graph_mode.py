@@ -34,6 +34,17 @@ def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
     assert row.where.startswith(Net.forward.__code__.co_filename)
 
 
+class Keywords(nn.Module):
+    def forward(self, module: torch.Tensor, args: int = 1) -> torch.Tensor:
+        return module * args
+
+
+def test_a_forward_may_name_its_arguments_as_ours_are_named() -> None:
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        assert Keywords()(module=torch.ones(2), args=2).tolist() == [2, 2]
+    assert len(ctx.graphs()) == 1
+
+
 def test_inner_pynative_mode_is_eager_and_also_for_what_the_program_compiled() -> None:
     theirs = torch.compile(torch.sin, backend="eager")
     with msctx.context(**EAGER_GRAPHS):
