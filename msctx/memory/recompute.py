@@ -65,7 +65,8 @@ def _is_large(module: nn.Module) -> bool:
 def meter(device: torch.device) -> Callable[[], int]:
     """Gives, when it is called at the end, the most bytes in use at once beyond those in use now; it resets none of torch's."""
     if device.type == "cpu":
-        return partial(pool.close_meter, pool.open_meter())
+        closing: Any = weakref.finalize(stop := lambda: int(closing() or 0), pool.close_meter, pool.open_meter())
+        return stop  # a step that never ends drops it
     module: Any = torch.get_device_module(device)
     begin = module.memory_allocated(device)
     return lambda: max(0, module.max_memory_allocated(device) - begin)
