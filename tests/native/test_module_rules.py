@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import module_tracker
+from msctx.native import module_tracker, precision_policies
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -125,6 +125,21 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
     assert not module_tracker.here.calls, "it ends with the context"
     after(X)
     assert after.seen == [FP32] * 2
+
+
+def test_ctrl_c_while_a_named_module_is_entered(tmp_path, monkeypatch):
+    def ctrl_c(noted):
+        raise KeyboardInterrupt
+
+    model = nn.Sequential(Seen(), Seen())
+    with msctx.context(**dtypes(tmp_path / "names.cfg", "0*")).watch(model):
+        with monkeypatch.context() as patch:
+            patch.setattr(precision_policies, "_show", ctrl_c)
+            with pytest.raises(KeyboardInterrupt):
+                model[0](X)
+        model[1](X)
+        model[0](X)
+    assert (model[0].seen, model[1].seen) == ([FP16], [FP32])
 
 
 def test_a_named_module_that_is_called_in_an_autocast_is_left(customs):
