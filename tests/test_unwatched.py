@@ -119,11 +119,14 @@ class DistributedDataParallel(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, DistributedDataParallel])
-def test_a_model_that_is_gone_counts_by_its_kind(kind: type[nn.Linear], recwarn: pytest.WarningsRecorder) -> None:
+def test_a_model_that_is_gone_or_changed_counts_by_its_kind(kind: type[nn.Linear], recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential()
     with msctx.context(hcom_parallel=False) as ctx:
         ctx.watch(kind(2, 2))
         gc.collect()
-    assert [str(w.message).partition(" ")[0] for w in recwarn] == ["hcom_parallel=False"] * (kind is nn.Linear)
+    with msctx.context(hcom_parallel=False).watch(model):
+        model.append(kind(2, 2))
+    assert [str(w.message).partition(" ")[0] for w in recwarn] == ["hcom_parallel=False"] * 2 * (kind is nn.Linear)
 
 
 def test_without_blocks_to_recompute_strict_raises() -> None:

@@ -81,6 +81,8 @@ def _places(row: Row, since: Moment) -> list[str]:
         own = row.option.removeprefix(f"{SPEED_UP}."), str(row.value)
         if any(own in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
             return []
+    if kinds:
+        watched_models.look([*watched_models.OPEN])  # a model may have been wrapped since it was watched
     is_met = any(MET[kind] > since[kind] or any(kind in model.kinds for model in [*watched_models.OPEN]) for kind in kinds)
     return [] if is_met else places
 

@@ -305,25 +305,27 @@ class DumpReader(Reader):
         return self._layout.meet(number) if is_meant else 0
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
-        """Whether a layer is called as the operator, as a module around it, or as the class of their model.
+        """Whether a layer is called as the operator, as a module around it, or as the class of their model, if no module is.
 
         The name of a module of a watched model means this module alone.
         """
         kind, place = kind_of(operator), None if inside is None else watched_models.place_of(inside)
         models = {model: type(one).__name__ for model in [*watched_models.OPEN] if (one := model.module()) is not None}
-        roots = {name for model, name in models.items() if place and model in place.paths}
-        own = roots if module in map(module_paths.of_root, roots) else {module} if module else set()
-        paths = [*roots, *(path for name in own - roots for path in operator_events.around(name))]
-        around = {*paths, *(path.replace(".", "/") for path in paths)}
+        paths = {path for model in models for path in model.paths}
+        named = {model: {name, module_paths.of_root(name)} for model, name in models.items()}
+        roots = {name for model in models if place and model in place.paths for name in named[model]} - paths
+        around = {one for name in operator_events.around(module) for one in (name, name.replace(".", "/"))}
+        own = roots if module in roots else {module} if module else set()
         names = {*around, *(f"{name}/{kind}" for name in own), kind, operator}
-        modules = {*models.values(), *(path for model in models for path in model.paths)}
-        found = [
-            layer
-            for layer in self.settings.layers
-            if layer in around or (modules.isdisjoint((layer, layer.replace("/", "."))) and _is_meant(layer, names, kind))
-        ]
+        modules = paths.union(*named.values())
+
+        def is_meant(layer: str) -> bool:
+            is_module = not modules.isdisjoint((layer, layer.replace("/", ".")))
+            return layer in around | roots if is_module else _is_meant(layer, names, kind)
+
+        found = [*filter(is_meant, self.settings.layers)]
         self._met.update(found)
-        self._missed.update(names)
+        self._missed.update(names, roots)
         return bool(found)
 
     def take(self, rows: list[Row]) -> None:

@@ -148,6 +148,8 @@ def test_steps_which_a_context_that_is_entered_in_each_counts_on(tmp_path: Path)
         ("name-regex(^(2/a| b).*)", {"addmm"}),
         ("name-regex((relu|a b)) 2/mm", {"relu", "mm"}),
         ("name-regex([)]) 2/mm name-regex( )", {"mm"}),
+        ("name-regex(tial$|^2/a)", {"addmm"}),
+        ("Sequential (root)", {"addmm", "mm", "relu", "sum", "threshold_backward"}),
     ],
 )
 def test_layers(layers: str, expected: set[str], tmp_path: Path) -> None:
