@@ -17,7 +17,7 @@ from msctx import notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
-from msctx.switches.base import EXACT, RESTORED, UNDOABLE, LateError
+from msctx.switches.base import EXACT, RESTORED, TWICE, UNDOABLE, LateError
 from msctx.themes.base import AS_FOUND
 
 
@@ -125,7 +125,7 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
     is_kept = record is not None and (switch.restore == "kept" or record.who is not hold.who)
     if record and record.want == want and not is_fresh and (is_kept or switch.is_satisfied(want)):
         return
-    goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.restore == "between")
+    goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.restore in TWICE)
     if record is None and (hold.base or switch.restore in RESTORED):
         _hold(record := Record(switch, hold.who, state, want), hold)
     if record:
@@ -151,7 +151,7 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
 
 def _go_back(switch: Switch, who: threading.Thread) -> None:
     """Restore what was found first, where writes depend on it for all such switches; then write what is wanted of the others."""
-    kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or s.restore == switch.restore == "between"]
+    kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or s.restore == switch.restore == "together"]
     held = [(other, holds) for other in dict.fromkeys(kin) if (holds := HELD.get(key(other, who)))]
     _each(Switch.put_back, ((other, holds[0].records[other.name].found) for other, holds in reversed(held)))
     for other, holds in held:

@@ -9,6 +9,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path as File
 from typing import Any
 
@@ -30,7 +31,10 @@ def read_file(path: Any, *, pipes: bool = False) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         return "", f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:
-        return "", f"{error.strerror}" + ("" if File(path).is_absolute() else f" ({File.cwd() / path})")
+        where = ""
+        with suppress(OSError):  # the current directory may be gone
+            where = "" if File(path).is_absolute() else f" ({File.cwd() / path})"
+        return "", f"{error.strerror}{where}"
     except (ValueError, RuntimeError) as error:  # a path that no system takes; ~ of nobody
         return "", str(error)
 

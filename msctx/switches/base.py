@@ -10,7 +10,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-EXACT = ("exact", "between")
+TWICE = ("between", "together")
+EXACT = ("exact", *TWICE)
 RESTORED, UNDOABLE = (*EXACT, "closing"), (*EXACT, "closing", "kept")
 
 
@@ -28,10 +29,10 @@ class Switch:
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.
-        restore: ``"exact"``; ``"between"``: exactly, and between two values, too: the result of a write depends on what it and the
-            others of this kind find, so all of them return to what was found first. ``"closing"``: only when the scope that wrote it
-            closes, not for an inner scope without the option; ``"kept"``: stays as written on purpose. Any other text: the write
-            cannot be undone, for this reason.
+        restore: ``"exact"``; ``"between"``: exactly, and between two values, too, as the result of a write depends on what it
+            finds; ``"together"``: so are all of this kind when one of them gets another value, as they share a state.
+            ``"closing"``: only when the scope that wrote it closes, not for an inner scope without the option; ``"kept"``: stays
+            as written on purpose. Any other text: the write cannot be undone, for this reason.
         state: functions that take and restore the whole state, for a switch whose value does not hold it.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.

@@ -245,7 +245,7 @@ SWITCHES = (
         lambda: _is_tf32(("cuda", "matmul")),
         _write_matmul,
         state=(_save_matmul, _load_matmul),
-        restore="between",
+        restore="together",
         satisfied=lambda allow: _agree(
             (lambda: torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision), allow, _MATMUL[0]
         ),
@@ -255,7 +255,7 @@ SWITCHES = (
         lambda: _is_tf32(*_CUDNN),
         _write_cudnn,
         state=(_save_cudnn, _load_cudnn),
-        restore="between",
+        restore="together",
         satisfied=lambda allow: _agree((_cudnn_allows_tf32,), allow, *_CUDNN),
     ),
     Switch("torch.float32_matmul_precision", _legacy_matmul_precision),

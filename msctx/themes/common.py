@@ -182,7 +182,10 @@ def by_module(on: On) -> bool:
 def apart(on: On) -> dict[str, Any]:
     """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch. Where its
     paths lead is found out when it is set."""
-    found = {key: value for device in DEVICES for key, value in _apart(on.at(device)).items()}
+    found: dict[str, Any] = {}
+    for device in DEVICES:
+        for key, value in _apart(on.at(device)).items():
+            found[key if found.get(key, value) == value else f"{device}.{key}"] = value
     if "ascend" in on.facts.devices:  # what keeps code apart that torchair compiles
         npu = on.at("ascend")
         found |= graph_options(npu) | {f"tuner.{key}": value for key, value in (tuner(npu) or {}).items()}

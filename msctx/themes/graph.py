@@ -303,7 +303,7 @@ def compiled(on: On, cause: str = "", differs: str = "", more: dict[str, Any] | 
     found = {"graph.compilation": compilation(on)} | (more or {})
     if on.device == "ascend":
         cause = cause or BY_TORCHAIR
-    alone = "" if on.get("mode") == 0 else ALONE
+    alone = "" if on.get("mode") == 0 or more else ALONE
     if differs:
         return approximated(found, joined(differs, alone))
     return honoured(found, joined(cause, alone))
