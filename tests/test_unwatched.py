@@ -138,7 +138,7 @@ def test_without_blocks_to_recompute_strict_raises() -> None:
         ctx.watch(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
-@pytest.mark.parametrize("options", [{"jit_syntax_level": "STRICT"}, {"compile_dynamic_mode": True}, {"frozen_variable": True}])
+@pytest.mark.parametrize("options", [{"jit_syntax_level": "STRICT"}, {"compile_dynamic_mode": True}])
 def test_options_of_graph_mode_that_meet_no_call_are_told(options: dict[str, Any]) -> None:
     (name,) = options
     double = msctx.jit(lambda x: x * 2)

@@ -216,7 +216,7 @@ def _compilation(on: On) -> Compilation:
     return Compilation(
         whole=on.get("jit_syntax_level", LAX) == STRICT or on.get("mix_compile_mode") is False,
         only=bool(on.get("precompile_only")),
-        keeps={"O0": 1.0, "O1": 0.0}.get(on.get("memory_optimize_level")) if on.get("mode") == 0 else None,
+        keeps={"O0": 1.0, "O1": 1e-9}.get(on.get("memory_optimize_level")) if on.get("mode") == 0 else None,
         shapes=shapes(on),
         region=region(on),
         config=search(on),

@@ -2,11 +2,11 @@
 
 ON_FAR = """
 import torch, msctx
-from msctx.native import choices, core
+from msctx.native import core, policy_and_choices
 
 core.has_float32_products = lambda: False  # as on a 910A, in the place of which is the device far
 policy = msctx.explain(matmul_algo="fp16x3", fallback="error", device="ascend").assignments["native.convolution.ascend"]
-choices.write("ascend", policy)
+policy_and_choices.write("ascend", policy)
 torch.manual_seed(1)
 r = lambda *shape: torch.randn(shape)
 
@@ -46,7 +46,7 @@ cases = {{
 for name, (a, b) in cases.items():
     found = (a.to("far") @ b.to("far")).cpu().double()
     assert bool(((found - a.double() @ b.double()).abs() <= bound(a, b)).all()), name
-(row,) = choices.rows()
+(row,) = policy_and_choices.rows()
 assert (row.ran, row.provider, row.math, row.calls) == ("fp16x3", "msctx", "fp32-grade", len(cases)), row
 assert k * 2**-24 < row.error < 1e-5 and not row.reasons, row
 """)
@@ -98,7 +98,7 @@ for name, (f, *tensors) in calculations.items():
         assert mine.shape == theirs.shape, name
         error = float((mine.double() - theirs).abs().max() / theirs.abs().max())
         assert error < 3e-6, (name, error)
-assert {{row.ran for row in choices.rows()}} == {{"fp16x3"}}
+assert {{row.ran for row in policy_and_choices.rows()}} == {{"fp16x3"}}
 out = torch.zeros(4, 5, device="far")
 a, b = r(4, 6), r(6, 5)
 torch.mm(a.to("far"), b.to("far"), out=out)

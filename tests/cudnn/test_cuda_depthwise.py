@@ -133,12 +133,12 @@ def test_a_launch_that_fails_falls_back_and_is_not_tried_again(with_kernels: Run
 def test_without_a_compiler_the_reason_is_the_compilers_and_cut_between_characters(with_kernels: Run) -> None:
     with_kernels("""
     from msctx.errors import NativeError
-    from msctx.native.cuda import plans
+    from msctx.native.cuda import compiled_kernels
 
     def none(module, arch):
         raise NativeError("no compiler for CUDA kernels: a" + "é" * 400)
 
-    plans.cubin = none
+    compiled_kernels.cubin = none
     ask(conv_fprop_algo="direct", fallback="error")
     error = refused(lambda: check(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3), groups=6))
     assert "direct: no compiler for CUDA kernels: aééé" in error, error

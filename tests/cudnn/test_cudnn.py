@@ -211,15 +211,15 @@ def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -
 def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> None:
     far("""
     from msctx.errors import NativeError
-    from msctx.native import choices
+    from msctx.native import policy_and_choices
     from msctx.options.algorithm_policy import ConvPolicy
     try:
-        choices.write("cuda", ConvPolicy(conv_fprop_algo="gemm"))
+        policy_and_choices.write("cuda", ConvPolicy(conv_fprop_algo="gemm"))
     except NativeError as error:
         assert "libcudnn.so.9 is not loaded: this torch has no cuDNN" in str(error)
     else:
         raise AssertionError
-    assert "cuda" not in choices.IN_FORCE
+    assert "cuda" not in policy_and_choices.IN_FORCE
     from msctx.native import core
     assert core.cudnn_obstacle() == "libcudnn.so.9 is not loaded: this torch has no cuDNN 9"
     """)

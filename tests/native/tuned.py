@@ -13,7 +13,7 @@ USUAL = "strict, fp32-grade"
 """The permissions of a context that sets none."""
 IS_BUSY = tuning_exchange.is_busy
 """The real one, which tests/conftest.py replaces."""
-CALM = "from msctx.native import tuning_sync; tuning_sync.is_busy = lambda: False"
+CALM = "from msctx.native import tuning_exchange; tuning_exchange.is_busy = lambda: False"
 """The same in another interpreter."""
 PERFORMANCE = {f"conv_{d}_algo": "performance" for d in ("fprop", "dgrad", "wgrad")}
 
