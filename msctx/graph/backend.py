@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 
 from msctx.errors import GraphError
 from msctx.graph import report
+from msctx.notices import warn
 from msctx.observers import compile_trace
 from msctx.options.switch_dataclasses import Compilation, Shapes
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
@@ -43,7 +45,11 @@ class Backend:
         from msctx.graph.pre_grad_passes import apply, compile_sides  # they take Dynamo
 
         own = deepcopy(graph.graph) if self.wanted.scope_passes else graph.graph
-        tracing: dict[str, Any] = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
+        keeps = self.wanted.keeps
+        if keeps is not None and keeps < 1 and torch.is_grad_enabled() and (drawn := _draws(graph)):
+            warn(f"memory_optimize_level=O1: code with {drawn} is not recomputed, which would draw other random numbers")
+            keeps = 1.0
+        tracing: dict[str, Any] = {} if keeps is None else {"activation_memory_budget": keeps}
         if self.wanted.only:  # no backward pass will come that has its graph compiled
             tracing["force_non_lazy_backward_lowering"] = True
         try:
@@ -58,6 +64,24 @@ class Backend:
             report.not_compiled(graph, error)
             graph.graph = own  # as the program has it
             return graph.forward
+
+
+RANDOM = re.compile(
+    r"drop|rrelu|rand|bernoulli|normal_?$|multinomial|poisson|exponential|uniform|cauchy|geometric|gumbel|lstm|gru|rnn"
+)
+
+
+def _draws(graph: torch.fx.GraphModule) -> str:
+    """The name of an operator that draws random numbers: torch's budget for activations recomputes it with others."""
+    for node in (node for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes):
+        name = str(getattr(node.target, "__name__", node.target)) if node.op in ("call_function", "call_method") else ""
+        if "attention" in name and (node.kwargs.get("dropout_p") or node.args[4:5] not in ((), (0,))):
+            return name
+        if RANDOM.search(name) and not (
+            "drop" in name and (node.args[2:3] == (False,) or node.kwargs.get("training") is False)
+        ):
+            return name
+    return ""
 
 
 def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:

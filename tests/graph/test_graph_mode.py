@@ -201,6 +201,13 @@ def test_memory_first_keeps_inputs_alone() -> None:
         kept[level], grads[level] = sum(sizes), [p.grad for p in net.parameters()]
     assert kept["O1"] < kept["O0"] / 2
     torch.testing.assert_close(grads["O1"], grads["O0"])
+    linear = nn.Linear(8, 8)
+    with (
+        pytest.warns(msctx.MsctxWarning, match="code with dropout is not"),
+        msctx.context(memory_optimize_level="O1", **EAGER_GRAPHS),
+    ):
+        (y := nn.Sequential(linear, nn.Dropout(0.5))(torch.ones(4, 8))).sum().backward()
+    torch.testing.assert_close(linear.bias.grad, 2.0 * (y != 0).sum(0))
 
 
 def test_under_deterministic_compiled_code_draws_as_eager_code() -> None:
