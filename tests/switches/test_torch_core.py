@@ -20,7 +20,7 @@ WRITABLE = {
     "env.DISABLE_PTXAS_OPT": "1",
     "env.ACL_STREAM_TIMEOUT": "5",
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
-    "torch.dynamo.apart": "x",
+    "torch.dynamo.apart": {"x": True},
     "torch.dynamo.verbose": True,
     "torch.dynamo.skip_nnmodule_hook_guards": False,
     "torch.logs.dynamo": 10,
