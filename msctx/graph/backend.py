@@ -77,9 +77,10 @@ def _draws(graph: torch.fx.GraphModule) -> str:
         name = str(getattr(node.target, "__name__", node.target)) if node.op in ("call_function", "call_method") else ""
         if "attention" in name and (node.kwargs.get("dropout_p") or node.args[4:5] not in ((), (0,))):
             return name
-        if RANDOM.search(name) and not (
-            "drop" in name and (node.args[2:3] == (False,) or node.kwargs.get("training") is False)
-        ):
+        is_off = (
+            node.kwargs.get("training") is False or node.args[2:3] == (False,) or 0 in (node.kwargs.get("p"), *node.args[1:2])
+        )
+        if RANDOM.search(name) and not ("drop" in name and is_off):
             return name
     return ""
 
