@@ -116,7 +116,7 @@ class Governed final : public c10::OperatorKernel {
       return op.redispatchBoxed(below, stack);
     }
     if (is_paused() || whole_under[size_t(device_)] == combination) return op.redispatchBoxed(below, stack);
-    if (is_backward()) {
+    if (is_backward(device_)) {
       notice_backward(*policy, *stack, op);
       op.redispatchBoxed(below, stack);
       return;

@@ -205,10 +205,11 @@ struct Autocast {
   int64_t task_around;
 };
 
-// Of a device, as Python keeps it: by how many autocasts it is overruled; how many had been entered when its policy was, and as what that
-// left the device's own.
+// Of a device, as Python keeps it: by how many autocasts it is overruled; how many had been entered when its policy was, as what that
+// left the device's own, and in which backward pass that was.
 struct Known {
   int32_t overruled, level, enabled, dtype;
+  int64_t task = -1;
 };
 struct Here {
   std::array<Known, precision_devices> of{};
@@ -238,7 +239,7 @@ int64_t task_now() { return torch::autograd::get_current_graph_task_id(); }
 
 Known known_of(int device, int overruled, int level) {
   const c10::DeviceType type = types_of_devices[device];
-  return {overruled, level, autocast::is_autocast_enabled(type), int32_t(autocast::get_autocast_dtype(type))};
+  return {overruled, level, autocast::is_autocast_enabled(type), int32_t(autocast::get_autocast_dtype(type)), task_now()};
 }
 
 void set_state(int device, const Known& known) {
@@ -246,12 +247,15 @@ void set_state(int device, const Known& known) {
   autocast::set_autocast_dtype(types_of_devices[device], c10::ScalarType(known.dtype));
 }
 
+// Whether a backward pass runs in which neither the device's policy nor an autocast was entered.
+bool is_of_backward(int device, int64_t task) { return task != -1 && task != here.task && task != here.of[device].task; }
+
 void enter(int level, int device) {
   const Combination* found = combination_in_force();
   const PrecisionPolicy* policy = found && device >= 0 ? found->policies[device] : nullptr;
   const int64_t task = task_now();
   // What a backward pass enters with the state of its forward pass is the policy's own.
-  const bool is_own = policy && task != -1 && (!policy->low || autocast::get_autocast_dtype(types_of_devices[device]) == *policy->low);
+  const bool is_own = policy && is_of_backward(device, task) && (!policy->low || autocast::get_autocast_dtype(types_of_devices[device]) == *policy->low);
   if (!policy || is_own) device = -1;
   if (device >= 0) here.of[device].overruled++;
   here.entered.push_back({level, device, here.task});
@@ -300,9 +304,8 @@ bool is_pythons(const torch::autograd::Node& node) { return std::string_view(typ
 
 }  // namespace
 
-bool is_backward() {
-  const int64_t task = task_now();
-  if (task == -1 || task == here.task) return false;
+bool is_backward(int device) {
+  if (!is_of_backward(device, task_now())) return false;
   const auto node = torch::autograd::get_current_node();
   return !node || !is_pythons(*node);
 }

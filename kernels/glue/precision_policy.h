@@ -97,7 +97,7 @@ const Combination* combination_in_force();
 
 // Whether the running backward pass computes gradients. It does so in the dtypes of its forward pass, whose results it is given, also
 // where it records a graph for another one; but not in a checkpoint, which computes its forward pass again, nor in what somebody has
-// written out himself: the backward pass of a torch.autograd.Function.
-bool is_backward();
+// written out himself: the backward pass of a torch.autograd.Function, and where he enters the device's policy in it, as in a hook.
+bool is_backward(int device);
 
 }  // namespace msctx::glue

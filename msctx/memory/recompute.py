@@ -208,10 +208,8 @@ class _Block:
         if step is None:
             return forward(*args, **kwargs)
         then, kept, passes = _State(module), [*module.parameters()], itertools.count()
-        inputs_at, at = (
-            _versions(_tensors((args, kwargs))),
-            _versions(kept),
-        )  # a graph must not hold what holds it: not the inputs
+        # a graph must not hold what holds it: not the inputs
+        inputs_at, at = _versions(_tensors((args, kwargs))), _versions(kept)
         copies = None if module.training in self._tried else tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         self._tried.add(module.training)
 

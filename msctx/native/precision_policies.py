@@ -41,7 +41,7 @@ _PLACE = {name: i for i, name in enumerate(OPS)}
 
 
 class Known(Structure):
-    _fields_ = [("overruled", c_int32), ("level", c_int32), ("enabled", c_int32), ("dtype", c_int32)]
+    _fields_ = [("overruled", c_int32), ("level", c_int32), ("enabled", c_int32), ("dtype", c_int32), ("task", c_int64)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -200,3 +200,20 @@ def test_functional_gradients_are_those_of_a_backward_pass(options, tmp_path):
     torch.testing.assert_close(each["head.weight"].sum(0), plain["head.weight"], rtol=0.05, atol=0.1)
     exact = 2 * torch.einsum("ij,bk,bl->ikjl", torch.eye(4), x, x)
     torch.testing.assert_close(second, exact, rtol=0.05, atol=0.1)
+
+
+def test_a_mode_that_is_entered_in_a_backward_pass_acts_there():
+    """In a hook of a gradient, and in a checkpoint that is computed again."""
+    found, w = [], torch.randn(8, 8)
+
+    def product(x):
+        with msctx.context(precision_mode="allow_mix_precision_bf16"):
+            found.append((y := x @ w).dtype)
+        return y.float()
+
+    h = 2 * torch.ones(4, 8, requires_grad=True)
+    h.register_hook(lambda g: found.append(product(g).dtype))
+    h.sin().sum().backward()
+    for reentrant in (True, False):
+        checkpoint(product, torch.ones(4, 8, requires_grad=True), use_reentrant=reentrant).sum().backward()
+    assert found == [torch.bfloat16, torch.float32, *3 * [torch.bfloat16]]  # the last one stops at the matmul, or raises
