@@ -365,8 +365,16 @@ class DumpReader(Reader):
                 yield f"{name}: no operator or module that ran is called {layer!r}{near}"
 
 
-reader_of = lru_cache(64)(DumpReader)
-"""A context that is entered again goes on where it was."""
+def reader_of(settings: Dump) -> DumpReader:
+    """That of the dump which is on; else a context that is entered again goes on where it was, if its folder is the same."""
+    return SLOT.on if SLOT.read() == settings else _reader(settings, Path(settings.path).absolute())
+
+
+@lru_cache(64)
+def _reader(settings: Dump, folder: Path) -> DumpReader:
+    return DumpReader(settings)
+
+
 SLOT = Slot(reader_of)
 
 

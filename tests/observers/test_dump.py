@@ -197,6 +197,15 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_relative_folder_is_that_of_the_working_directory_at_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        with msctx.context(session={"enable_dump": True, "dump_path": "dumps"}):
+            torch.ones(1).exp()
+        assert [*(tmp_path / name / "dumps").rglob("*.npy")]
+
+
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     mine = tmp_path / "step0" / "rank0" / "dump.json"
     mine.parent.mkdir(parents=True)
