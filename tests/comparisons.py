@@ -13,7 +13,7 @@ import msctx
 from msctx.compare import benchmark_cases
 from msctx.compare.config import Comparison, Given, read
 from msctx.compare.result import Cell, Row
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse
+from msctx.compare.workload_file import NetworkLayer, Product, Workload, dump, parse
 from msctx.native import build
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml

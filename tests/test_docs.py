@@ -34,7 +34,7 @@ from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE, device_of
 from msctx.options.precision_policy import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.options.registry import _words, instead
-from msctx.options.switch_dataclasses import TWINS, WITHOUT_A_TWIN
+from msctx.options.switch_values import TWINS, WITHOUT_A_TWIN
 from msctx.plan import DONE
 from msctx.reference import _companions, failing, is_partial, on_device, typical
 from msctx.themes.graph_kernel_flags import FLAGS, PATTERN

@@ -31,7 +31,7 @@ from msctx.context import Context, ledger
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.algorithm_policy import ConvPolicy
-from msctx.options.switch_dataclasses import (
+from msctx.options.switch_values import (
     Compilation,
     CompileCache,
     DeterministicExcept,

@@ -17,7 +17,7 @@ from msctx.cli import render
 from msctx.cli.render import NO_CANN, Json, Texts, emit, option
 from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.native import build as native
-from msctx.native import cachedir, core, tuning_exchange, tuning_file
+from msctx.native import cachedir, core, tuning_file, tuning_in_library
 from msctx.native.cuda import compiled_kernels as kernels
 from msctx.native.cuda import driver
 from msctx.native.cuda.depthwise_launches import ARCHS
@@ -223,7 +223,7 @@ def _place(file: str | None) -> Path:
 
 def contents(path: Path) -> dict[str, Any]:
     """A group for each stamp, and whether this machine uses it (``None``: unknown)."""
-    stamps, groups, listed = tuning_exchange.here(), tuning_file.read(path), []
+    stamps, groups, listed = tuning_in_library.here(), tuning_file.read(path), []
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
         hard, soft = stamp.differs(mine) if mine else ([], [])

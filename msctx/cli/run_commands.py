@@ -233,7 +233,7 @@ def capture(
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
     from msctx.compare.benchmark_cases import capture as captured
     from msctx.compare.benchmark_cases import load
-    from msctx.compare.workload import DTYPES, dump
+    from msctx.compare.workload_file import DTYPES, dump
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))

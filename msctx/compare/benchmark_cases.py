@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
-from msctx.compare.workload import DTYPES, LAST, NetworkLayer, Product, Workload, geometry, output_of, text
+from msctx.compare.workload_file import DTYPES, LAST, NetworkLayer, Product, Workload, geometry, output_of, text
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.run.experiment import Experiment, resolve, users_traceback

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from msctx.compare.config import Comparison, besides, requested_algorithm
 from msctx.compare.result import Best, Cell, Result, Row, Total, is_faster, margin
-from msctx.compare.workload import Product, text
+from msctx.compare.workload_file import Product, text
 from msctx.context import explain
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, make_layer

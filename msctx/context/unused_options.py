@@ -18,7 +18,7 @@ AS_THEY_ARE = (None, False, "contiguous", "training")
 """Values of these that request nothing of a model."""
 DDP = "DistributedDataParallel models that ctx.watch names"
 KINDS = {
-    "models.gradients_": (DDP, watched_models.PARALLEL),  # gradient_communication.py warns of FSDP2's itself
+    "models.gradients_": (DDP, watched_models.PARALLEL),  # ddp_and_fsdp_communication.py warns of FSDP2's itself
     "models.gathered_ahead_": ("FSDP2 modules of models that ctx.watch names", {"FSDPModule"}),
     "observers.replicas": (DDP, {"DistributedDataParallel"}),
 }

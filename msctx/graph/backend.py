@@ -21,7 +21,7 @@ from msctx.errors import GraphError
 from msctx.graph import report
 from msctx.notices import warn
 from msctx.observers import compile_trace
-from msctx.options.switch_dataclasses import Compilation, Shapes
+from msctx.options.switch_values import Compilation, Shapes
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
 

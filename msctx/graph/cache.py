@@ -27,8 +27,8 @@ from msctx.native import cachedir, core, ranks
 from msctx.notices import warn
 from msctx.observers import files
 from msctx.observers.files import Slot
-from msctx.options.file_formats import OP_CACHE
-from msctx.options.switch_dataclasses import CompileCache
+from msctx.options.files_named_by_options import OP_CACHE
+from msctx.options.switch_values import CompileCache
 
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

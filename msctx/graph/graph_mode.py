@@ -22,7 +22,7 @@ from msctx.graph import backend, report
 from msctx.native import module_tracker
 from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
-from msctx.options.switch_dataclasses import Compilation
+from msctx.options.switch_values import Compilation
 from msctx.outside_dynamo import passed_over
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols
 from msctx.graph import epilogues, report
 from msctx.graph.inductor_passes import own_code
 from msctx.notices import warn
-from msctx.options.switch_dataclasses import ALL, BUFFER, GRAPH, TWINS, Compilation
+from msctx.options.switch_values import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
 
 

@@ -16,7 +16,7 @@ from torch.fx.passes.split_module import split_module
 from msctx.errors import did_you_mean
 from msctx.notices import warn
 from msctx.observers.module_paths import modules_around
-from msctx.options.switch_dataclasses import Region
+from msctx.options.switch_values import Region
 
 # --- expressions, also of ATen's operators, and patterns of them --------------------------------------------------------
 

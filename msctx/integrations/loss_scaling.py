@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from msctx.errors import ScopeError
-from msctx.native.precision_regions import SCALED
+from msctx.native.precision_in_modules_and_steps import SCALED
 
 if TYPE_CHECKING:
     from msctx.context import Context
@@ -134,7 +134,7 @@ class LossScaling:
         return (args[0], checked), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _leave_out_overflow(self, optimizer: Optimizer) -> None:
-        if (found := self._found.pop(optimizer, None)) is None:  # no backward pass of scaling(loss): precision_regions warns
+        if (found := self._found.pop(optimizer, None)) is None:  # no backward pass of scaling(loss), of which a warning tells
             return
         SCALED.add(optimizer)
         overflowed = self.scaler.count(found)

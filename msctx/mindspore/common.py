@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from msctx.mindspore.errors import CONTEXT, Absent
-from msctx.mindspore.functions import get_seed, set_seed
+from msctx.mindspore.top_level_functions import get_seed, set_seed
 
 __all__ = ["get_seed", "set_seed"]
 __path__: list[str] = []  # importing what is below it raises the reason, but for

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import checkpoint
 
-from msctx.native import core, counter_lifetimes, module_tracker, precision_policies, precision_regions
+from msctx.native import core, counter_lifetimes, module_tracker, precision_in_modules_and_steps, precision_policies
 from msctx.native.counter_lifetimes import Held
 from msctx.native.precision_policies import Policy
 from msctx.options.precision_policy import LEAVE, precision_of
@@ -94,9 +94,9 @@ def _put(device: str, policy: Policy | None) -> None:
     now.policies, now.number = after, precision_policies.combination_of({name: one.number for name, one in after.items()})
     _install()
     module_tracker.drop_ended()
-    now.current = precision_regions.number_wanted()
+    now.current = precision_in_modules_and_steps.number_wanted()
     core.load().c.msctx_precision_switch(now.current)
-    precision_regions.policies_changed()
+    precision_in_modules_and_steps.policies_changed()
 
 
 numbers: set[int] = set()
@@ -118,7 +118,10 @@ def _install() -> None:
             numbers.update(wanted)
             counter_lifetimes.note(Tally)
         numbers.intersection_update(wanted)
-        for held, wants in ((precision_regions.in_modules, any(p.modules for p in found)), (_autocasts, bool(found))):
+        for held, wants in (
+            (precision_in_modules_and_steps.in_modules, any(p.modules for p in found)),
+            (_autocasts, bool(found)),
+        ):
             held.want(wants - held.holders)
 
 
@@ -171,7 +174,7 @@ def _replaced() -> Iterator[None]:
     for module, function, _ in ours:
         setattr(module, function.__name__, function)
     by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
-    with precision_regions.acting_in_steps():
+    with precision_in_modules_and_steps.acting_in_steps():
         yield
     torch._C._jit_set_autocast_mode(by_jit)
     for module, function, found in ours:
@@ -236,7 +239,7 @@ class Tally:
         if not self._since:
             return []
         self._made, self._since = self._sum(), {}
-        return precision_regions.left_over()
+        return precision_in_modules_and_steps.left_over()
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision_policies.counts(self._since).items()}

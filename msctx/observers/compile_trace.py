@@ -21,7 +21,7 @@ from msctx import notices
 from msctx.native import core, ranks
 from msctx.observers import files
 from msctx.observers.files import Slot
-from msctx.options.switch_dataclasses import GraphFiles, Kernels
+from msctx.options.switch_values import GraphFiles, Kernels
 
 if TYPE_CHECKING:
     from torch import fx

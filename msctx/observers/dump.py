@@ -31,7 +31,7 @@ from msctx.observers.files import Slot
 from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of, kind_of
 from msctx.options import operators
 from msctx.options.grammars import expression_in
-from msctx.options.switch_dataclasses import Dump
+from msctx.options.switch_values import Dump
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""

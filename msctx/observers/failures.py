@@ -25,7 +25,7 @@ from msctx.native import core, memory, ranks
 from msctx.observers import files, operator_events
 from msctx.observers.files import Slot
 from msctx.observers.operator_events import Reader, Row, dtype_of, kind_of
-from msctx.options.switch_dataclasses import ErrorDump, Overflow, Recorder, Watchdog
+from msctx.options.switch_values import ErrorDump, Overflow, Recorder, Watchdog
 
 # --- enable_exception_dump: what went into an operator that raised, in a file that ``torch.load`` reads ----------------------
 

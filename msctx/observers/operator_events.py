@@ -23,7 +23,7 @@ from msctx.errors import did_you_mean, user_frame
 from msctx.native import core, watched_models
 from msctx.observers import compile_trace, files, module_paths, steps
 from msctx.observers.files import Slot
-from msctx.options.switch_dataclasses import DeterministicExcept
+from msctx.options.switch_values import DeterministicExcept
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msctx.options.kinds import Choice, Kind
 
 if TYPE_CHECKING:
-    from msctx.options.file_formats import Format
+    from msctx.options.files_named_by_options import Format
 
 DEVICES = ("cpu", "cuda", "ascend")
 GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
@@ -66,7 +66,7 @@ class Option:
     also: tuple[str, ...] = ()  # its names in MindSpore's newer vocabulary and later releases: ``"runtime.launch_blocking"`` …
     ge: str = ""  # its key among CANN's graph engine options, by which ``ge_options`` reaches it
     is_output: bool = False  # the value is a path that msctx writes; in a YAML file it is meant from that file's folder
-    content: str = ""  # the format, in ``file_formats.py``, of the file that the value names or the text that it is
+    content: str = ""  # the format, in ``files_named_by_options.py``, of the file that the value names or the text that it is
     documented: tuple[str, ...] = ()  # where source documents define it, unless at its groups or its name
     replaced_by: str = ""  # for a deprecated option: what to use instead. Such an option is inert everywhere
     source: str = "mindspore.set_context"  # the document that defines it; ``"msctx"`` marks an option of our own
@@ -98,9 +98,9 @@ class Option:
         """How the file that the value names, or the text that it is, is read; loaded only when one is."""
         if not self.content:
             return None
-        from msctx.options import file_formats
+        from msctx.options import files_named_by_options
 
-        found: Format = getattr(file_formats, self.content)
+        found: Format = getattr(files_named_by_options, self.content)
         return found
 
     @property

@@ -21,7 +21,7 @@ from msctx.context.process_wide import BASE, report
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
-from msctx.native import counter_lifetimes, tuning_exchange, tuning_file
+from msctx.native import counter_lifetimes, tuning_file, tuning_in_library
 from msctx.options.layer_sources import collected
 from msctx.plan import Plan
 from msctx.process_state import diff, environment, state
@@ -188,7 +188,7 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        if tuned := tuning_exchange.used_by(made):
+        if tuned := tuning_in_library.used_by(made):
             record.text("tuning.json", tuning_file.text_of(tuned))
 
 

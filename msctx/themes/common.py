@@ -9,7 +9,7 @@ from typing import Any
 from msctx.options import DEVICES, known_to_ge
 from msctx.options.algorithm_policy import RULES, rules_of
 from msctx.options.registry import GE_WORDS
-from msctx.options.switch_dataclasses import Kernels
+from msctx.options.switch_values import Kernels
 from msctx.themes.base import On, once, reason
 
 SPEED_UP = "parallel_speed_up_json_path"

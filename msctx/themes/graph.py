@@ -12,7 +12,7 @@ from msctx.options.grammars import DynamicDims, InOutPair, InputShape, ScopePass
 from msctx.options.kinds import Bool, Choice, Flag, Path, TextKind
 from msctx.options.option import Option, session_option
 from msctx.options.rules import NOT_MEASURED, OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
-from msctx.options.switch_dataclasses import ALL, TWINS, WITHOUT_A_TWIN, Compilation, GraphFiles, Region, Shapes
+from msctx.options.switch_values import ALL, TWINS, WITHOUT_A_TWIN, Compilation, GraphFiles, Region, Shapes
 from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused
 from msctx.themes.cache import cache
@@ -261,7 +261,7 @@ def ready_made(on: On) -> bool:
 
 
 def _fusion(on: On) -> dict[str, Any]:
-    """What all options of fusion come to, as fields of :class:`msctx.options.switch_dataclasses.Compilation`."""
+    """What all options of fusion come to, as fields of :class:`msctx.options.switch_values.Compilation`."""
     flags = []
     for flag in FLAGS:
         there = on if on.device in flag.devices else on.at(flag.devices[0])  # what compiles is one for all devices

@@ -12,7 +12,7 @@ from msctx.options.grammars import DumpLayer, DumpStep, layers_in
 from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_set
-from msctx.options.switch_dataclasses import Dump, ErrorDump, Overflow, Recorder, Watchdog
+from msctx.options.switch_values import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 

@@ -5,7 +5,7 @@ from comparisons import model_file
 from torch import nn
 
 from msctx.compare.benchmark_cases import Model, capture, load
-from msctx.compare.workload import NetworkLayer, Product, dump, parse
+from msctx.compare.workload_file import NetworkLayer, Product, dump, parse
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msctx.compare.config import Comparison
 from msctx.compare.report import result_of
 from msctx.compare.result import Result
-from msctx.compare.workload import Product, output_of
+from msctx.compare.workload_file import Product, output_of
 from msctx.native.policy_and_choices import ConvProblem
 
 PLAIN = ConvProblem((1, 2, 6, 6), (2, 2, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0), 1, False, "float32", "channels_first")

@@ -10,7 +10,7 @@ from torch import nn
 
 import msctx
 from msctx.amp import watched
-from msctx.memory.gradient_communication import data_parallel
+from msctx.memory.ddp_and_fsdp_communication import data_parallel
 from msctx.native.watched_models import models
 
 lightning = pytest.importorskip("lightning.pytorch")

@@ -7,7 +7,7 @@ from ranks import two_ranks
 
 BODY = """
 from torch.nn.parallel import DistributedDataParallel as DDP
-from msctx.memory import gradient_communication
+from msctx.memory import ddp_and_fsdp_communication
 
 POSTPONED, BUNDLED = "parallel_speed_up_json_path.enable_grad_comm_opt", "parallel_speed_up_json_path.enable_task_opt"
 SIZES = [32 * 32 + 32] * 4
@@ -90,7 +90,7 @@ def test(rank):
     # large bundles are sent while the backward pass computes
     model = parallel()
     _, expected = seen(model)
-    gradient_communication.BUNDLE = 2 * 4 * SIZES[0]
+    ddp_and_fsdp_communication.BUNDLE = 2 * 4 * SIZES[0]
     with msctx.context(**{BUNDLED: True}).watch(model):
         found, gradients = seen(model)
     assert all(map(torch.equal, gradients, expected))

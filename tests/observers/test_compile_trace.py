@@ -16,7 +16,7 @@ import msctx
 from msctx import MsctxWarning
 from msctx.observers import compile_trace
 from msctx.observers.compile_trace import LOGGER
-from msctx.options.switch_dataclasses import Kernels
+from msctx.options.switch_values import Kernels
 
 RESULT = "fusion_result.json"
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msctx
-from msctx.options import OPTIONS, file_formats
-from msctx.options.file_formats import Format, parse_ini
+from msctx.options import OPTIONS, files_named_by_options
+from msctx.options.files_named_by_options import Format, parse_ini
 from msctx.options.source_positions import Document
 from msctx.options.yaml_json import parse_json
 
-FORMATS: dict[str, Format] = {o.content: getattr(file_formats, o.content) for o in OPTIONS.values() if o.content}
+FORMATS: dict[str, Format] = {o.content: getattr(files_named_by_options, o.content) for o in OPTIONS.values() if o.content}
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -12,7 +12,7 @@ from msctx.errors import Diagnostic
 from msctx.mindspore import keys
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
-from msctx.options.switch_dataclasses import Compilation
+from msctx.options.switch_values import Compilation
 from msctx.outside_dynamo import outside_dynamo
 from msctx.setter_functions import JIT_LEVELS, setter
 
