@@ -76,9 +76,9 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
         matrix_unit = core.matrix_unit_obstacle()
         npu = core.hook_problem("ascend")
     if any(name in settings for name in INVARIANT):
-        from msctx.switches import torch_precision
+        from msctx.switches.mkl import mkl_obstacle
 
-        mkl = torch_precision.mkl_obstacle()
+        mkl = mkl_obstacle()
     if "batch_invariant" in settings:
         from msctx.switches import torch_compiler
 

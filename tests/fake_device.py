@@ -112,5 +112,5 @@ def _module() -> ModuleType:
 
 def prepare() -> None:
     register()
-    for name in ("msctx.memory.recompute", "msctx.memory.parameter_placement", "torch._dynamo", "torch.optim"):
+    for name in ("msctx.memory.recompute", "msctx.memory.memory_format", "torch._dynamo", "torch.optim"):
         import_module(name)  # once, and not in each fork

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msctx.switches import torch_precision
+from msctx.switches import mkl
 
 STEPS = """
 import torch
@@ -60,7 +60,7 @@ def differing(model, x):
 """
 
 
-has_strict_mode = torch_precision.has_mkl() and torch_precision.is_intels()
+has_strict_mode = mkl.has_mkl() and mkl.is_intels()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from msctx.cli import render
 from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, option, print_text, write_new
-from msctx.context.process_wide import explain, refuse
+from msctx.context.plans import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layer_sources import flatten, presets
 from msctx.process_state import command_line
@@ -231,8 +231,8 @@ def capture(
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
-    from msctx.compare.benchmark_cases import capture as captured
     from msctx.compare.benchmark_cases import load
+    from msctx.compare.capture import capture as captured
     from msctx.compare.workload_file import DTYPES, dump
 
     with redirect_stdout(sys.stderr):

@@ -8,7 +8,8 @@ from typing import Any
 
 from msctx.context.context_manager import Context
 from msctx.context.open_contexts import end_stranded, innermost, stack
-from msctx.context.process_wide import BASE, explain
+from msctx.context.plans import explain
+from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import user_frame
 from msctx.native.watched_models import OF_PROCESS

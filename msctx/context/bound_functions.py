@@ -8,7 +8,8 @@ from typing import Any
 
 from msctx.context import ledger
 from msctx.context.open_contexts import Scope, stack
-from msctx.context.process_wide import BASE, explain
+from msctx.context.plans import explain
+from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import Turn
 from msctx.options import Settings
 from msctx.plan import Plan

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.open_contexts import Scope, WorkerInit, above_base, close_late, end_stranded, innermost, stack
-from msctx.context.process_wide import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
+from msctx.context.child_processes import WorkerInit
+from msctx.context.open_contexts import Scope, above_base, close_late, end_stranded, innermost, stack
+from msctx.context.plans import explain, ready_plan, refuse, warn_failing, within
+from msctx.context.process_wide import BASE, MISSED
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import report

@@ -18,7 +18,8 @@ from msctx.context import layers_of, ledger
 from msctx.context.bound_functions import Bound
 from msctx.context.context_manager import Context, refuse_lazy
 from msctx.context.open_contexts import Scope, innermost, stack
-from msctx.context.process_wide import BASE, within
+from msctx.context.plans import within
+from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import Turn, uninterrupted
 from msctx.devices import here
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame

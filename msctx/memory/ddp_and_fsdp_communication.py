@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
-from msctx.memory.parameter_placement import Changes
+from msctx.memory.changes import Changes
 
 BUNDLE = 4 * 25 * 2**20
 """Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""

@@ -1,5 +1,4 @@
-"""What switches change of parameters and buffers of watched models: where they are, in which memory format, and what they had, which
-is put back."""
+"""Where the parameters of watched models are: on their device, on the host or in files; and copies for the device."""
 
 from __future__ import annotations
 
@@ -8,9 +7,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,103 +16,16 @@ import numpy
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
-from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import SwitchError
 from msctx.memory import offload
+from msctx.memory.changes import Changes, plainly
 from msctx.native import cachedir, watched_models
 from msctx.options.kinds import Size
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """A change is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
-    # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
-        yield
-
-
-class Changes:
-    """The value of a switch; :attr:`off`: the parts are as the program has made them."""
-
-    off: Any = None
-
-    def __init__(self) -> None:
-        self.wanted = self.off
-        self.before = WeakIdKeyDictionary()
-        """Part → what it had; none is forgotten before it is put back or gone."""
-        watched_models.FOLLOWERS.append(self)
-
-    def parts(self, model: nn.Module) -> Iterable[Any]:
-        return model.parameters()
-
-    def change(self, model: nn.Module) -> Iterator[tuple[Any, Any]]:
-        """Change the parts of a model that are not changed yet; yields each, and what it had."""
-        raise NotImplementedError
-
-    def put_back(self, part: Any, before: Any) -> None:
-        raise NotImplementedError
-
-    def read(self) -> Any:
-        return self.wanted
-
-    def write(self, wanted: Any) -> None:
-        """Whatever fails, the value is :attr:`off` then, and an error names what could not be put back."""
-        with watched_models.lock:
-            if wanted == self.wanted and (wanted != self.off or not self.before):
-                return
-            self._end_all()
-            self.wanted = wanted
-            try:
-                for model in watched_models.models():
-                    self.begin(model)
-            except BaseException:
-                self._end_all()
-                raise
-
-    def begin(self, model: nn.Module) -> None:
-        """All parts of a model or, after an error, none."""
-        if self.wanted == self.off:
-            return
-        changed: list[Any] = []
-        with watched_models.lock, plainly():
-            try:
-                for part, before in self.change(model):
-                    self.before[part] = before
-                    changed.append(part)
-            except BaseException:
-                self._put_back(changed)
-                raise
-
-    def end(self, model: nn.Module) -> None:
-        """Nobody watches it now: its parts are put back, unless another watched model has them."""
-        if self.before:
-            with watched_models.lock:
-                others = {id(part) for other in watched_models.models() for part in self.parts(other)}
-                self._put_back([part for part in self.parts(model) if id(part) not in others and part in self.before])
-
-    def _end_all(self) -> None:
-        self.wanted = self.off
-        self._put_back([*self.before])
-
-    def _put_back(self, parts: list[Any]) -> None:
-        errors = []
-        for part in parts:
-            try:
-                with plainly():
-                    self.put_back(part, self.before.pop(part))
-            except (RuntimeError, MemoryError) as error:
-                errors.append(error)
-        if errors:
-            raise SwitchError(f"{len(errors)} modules or weights stay changed: {errors[0]}") from errors[0]
-
-
-# --- where they are ---------------------------------------------------------------------------------------------------
 
 
 class _Places(Changes):
@@ -327,104 +237,3 @@ def copy_for_operators(on: bool) -> None:
     for mode in reversed(above):
         _push_mode(mode)
     _thread.mode = None
-
-
-# --- the memory format of convolution weights: other strides, with the same parameters and values --------------------------
-# Some optimizers read parameters, gradients and their own state as flat memory: torch's fused ones and LBFGS, and most of other
-# libraries. Values whose strides differ would be mixed up there. These step on the strides that were found, as in their state.
-
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Number of axes of a weight → the memory format with channels last."""
-Strides = tuple[int, ...]
-
-
-@dataclass
-class _Laid:
-    """Of a weight that has got other strides."""
-
-    shape: torch.Size
-    found: Strides
-    laid: Strides
-    gradient: tuple[torch.Tensor, torch.Tensor] | None = None
-    """While an optimizer steps on what was found: the program's gradient, and the copy in its place."""
-
-
-_hooks: list[Any] = []
-
-
-class _Format(Changes):
-    """``"channels_last"``, ``"contiguous"``, or ``None``: as the program has made them."""
-
-    def change(self, model: nn.Module) -> Iterator[tuple[nn.Parameter, _Laid]]:
-        for weight in _weights(model):
-            last = LAST[weight.ndim] if self.wanted == "channels_last" else torch.contiguous_format
-            one = _Laid(weight.shape, weight.stride(), torch.empty(weight.shape, device="meta", memory_format=last).stride())
-            if one.found != one.laid and weight not in self.before:
-                _set(weight, one.laid)
-                if not _hooks:
-                    _hooks[:] = register_optimizer_step_pre_hook(_before_step), register_optimizer_step_post_hook(_after_step)
-                yield weight, one
-
-    def put_back(self, part: nn.Parameter, before: _Laid) -> None:
-        """A weight to which the program has given other strides keeps these."""
-        while _hooks and not self.before:
-            _hooks.pop().remove()
-        if part.shape == before.shape and part.stride() == before.laid:
-            _set(part, before.found)
-
-
-FORMAT = _Format()
-
-
-def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Those that are all of a block of memory which nobody else holds: others would be untied."""
-    for module in model.modules():
-        weight = module._parameters.get("weight") if isinstance(module, CONVOLUTIONS) else None
-        if weight is not None and can_move(weight) and weight.ndim in LAST:
-            yield weight
-
-
-def _set(weight: torch.Tensor, strides: Strides) -> None:
-    """Other strides for a weight, and for a gradient that has the same as it."""
-    gradient, before = weight.grad, weight.stride()
-    weight.data = _with(strides, weight)
-    if gradient is not None and not gradient.requires_grad and can_move(gradient) and gradient.stride() == before:
-        gradient.data = _with(strides, gradient)
-
-
-def _with(strides: Strides, tensor: torch.Tensor) -> torch.Tensor:
-    like = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
-    return memory_of(like, tensor.device, pinned=tensor.is_cpu and tensor.is_pinned()).copy_(tensor.data)
-
-
-# --- optimizers that read flat memory ---------------------------------------------------------------------------------
-
-
-def _of(optimizer: Optimizer) -> list[tuple[_Laid, nn.Parameter]]:
-    """The weights that an optimizer must not see with other strides: none, where it computes by torch's operators alone."""
-    by_operators = type(optimizer).__module__.startswith("torch.optim.") and "foreach" in optimizer.defaults
-    if by_operators and not any(group.get("fused") for group in optimizer.param_groups):
-        return []
-    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [(FORMAT.before[weight], weight) for weight in mine if weight in FORMAT.before]
-
-
-def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    with watched_models.lock, plainly():
-        for one, weight in _of(optimizer):
-            if weight.stride() == one.laid:
-                _set(weight, one.found)
-            if weight.grad is not None and weight.grad.stride() != one.found:  # its memory is somebody's, such as a bucket's
-                one.gradient = weight.grad, _with(one.found, weight.grad)
-                weight.grad = one.gradient[1]
-
-
-def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    with watched_models.lock, plainly():
-        for one, weight in _of(optimizer):
-            if one.gradient is not None and weight.grad is one.gradient[1]:
-                weight.grad = one.gradient[0].copy_(one.gradient[1])
-            one.gradient = None
-            if weight.stride() == one.found:
-                _set(weight, one.laid)

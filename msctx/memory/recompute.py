@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import offload
-from msctx.memory.parameter_placement import Changes
+from msctx.memory.changes import Changes
 from msctx.native import memory as pool
 from msctx.native import watched_models
 from msctx.native.counter_lifetimes import MET

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
-from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Script, Unknown
+from msctx.migrate.script import Script
+from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Unknown
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
 from msctx.setter_functions import DEFAULTS, JIT_LEVELS

@@ -13,7 +13,8 @@ import yaml
 from msctx.context import explain
 from msctx.errors import Diagnostic, Mark, OptionError, one_line
 from msctx.migrate.calls import DUMP, NOT_READ, Call, Entry, Reader
-from msctx.migrate.static_values import AT_RUN_TIME, Script, load
+from msctx.migrate.script import Script, load
+from msctx.migrate.static_values import AT_RUN_TIME
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
 from msctx.plan import TARGETS, Plan, device_named

@@ -5,25 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from ctypes import py_object
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from msctx import notices
-from msctx.errors import did_you_mean, user_frame
-from msctx.native import core, watched_models
+from msctx.errors import user_frame
+from msctx.native import core
 from msctx.observers import compile_trace, files, module_paths, steps
-from msctx.observers.files import Slot
-from msctx.options.switch_values import DeterministicExcept
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -63,10 +57,11 @@ class Reader:
         is_choosy: whether :meth:`wants` decides about operators.
         counted: the steps that were counted when it was paused, with which it goes on; see :func:`steps.span`.
         failures: the texts of warnings, each of which is given once.
+        outlives_fork: whether it goes on in a forked process.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
-    is_choosy = False
+    is_choosy = outlives_fork = False
     wants_lines: ClassVar[bool] = False
     process = number = 0
     counted: object = None
@@ -171,9 +166,9 @@ def _of_this_process() -> list[Reader]:
 
 
 def _after_fork() -> None:
-    """What deterministic mode leaves out goes on in the child."""
-    if EXCEPTED.on is not None:
-        EXCEPTED.on.process = os.getpid()
+    for one in _readers:
+        if one.outlives_fork:
+            one.process = os.getpid()
     if _readers:
         refresh()
 
@@ -248,72 +243,3 @@ def _end_step(step: int) -> None:
         for one in _of_this_process():
             _safely(one, one.end_step)
         refresh()
-
-
-# --- deterministic_except: operators and modules that deterministic mode leaves out, in forward and backward passes --------
-
-
-class ExceptReader(Reader):
-    """It reads nothing, and chooses."""
-
-    is_choosy, option = True, "deterministic_except"
-
-    def __init__(self, settings: DeterministicExcept) -> None:
-        self.settings = settings
-        self._unmet = {*settings.names}
-
-    @property
-    def requested(self) -> Mapping[str, int]:
-        return {"excepts": 1}
-
-    def pause(self) -> None:
-        self.end_step()
-
-    def wants(self, operator: str, module: str, number: int, place: int) -> int:
-        """An operator by its name, of all its variants, or that of its kernel; a module with all that is in it."""
-        own, modules = _names_of(operator), around(module)
-        found = [one for one in self.settings.names if _means_any(one, (*own, *modules)) or _is_of_kernel(one, own)]
-        self._unmet.difference_update(found)
-        return int(bool(found))
-
-    def end_step(self) -> None:
-        """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
-        if not self._unmet:
-            return
-        operators = _operators()
-        modules = {path for model in watched_models.models() for path, _ in watched_models.paths_of(model)}
-        unmet = sorted([*self._unmet])  # other threads go on
-        unknown = [one for one in unmet if not (_means_any(one, operators | modules) or _is_of_kernel(one, operators))]
-        self._unmet.clear()
-        if unknown:
-            text = f"{self.option}: no operator, and no module of a watched model, is called"
-            notices.warn("\n".join(f"{text} {name!r}{did_you_mean(name, [*operators, *modules])}" for name in unknown))
-
-
-EXCEPTED = Slot(ExceptReader)
-
-
-def _operators() -> set[str]:
-    """All that PyTorch's dispatcher knows."""
-    known = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    return {name for operator in known for name in _names_of(operator)}
-
-
-def _means_any(pattern: str, names: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
-
-
-def _names_of(operator: str) -> tuple[str, ...]:
-    """``aten::index_add_``: that, ``index_add_``, ``index_add``."""
-    name = kind_of(operator)
-    kind = name.removesuffix("_")
-    return operator, name, kind, kind.removesuffix("_backward")
-
-
-_KERNEL = re.compile(r"(?<=max_unpool)ing|(_out)?_(cuda|gpu)(_template|_kernel)?(?=_?$)|(?<=d)_forward_out$")
-"""What the names of kernels in PyTorch's errors have beside those of the operators: ``_bincount_cuda``."""
-
-
-def _is_of_kernel(name: str, operators: Iterable[str]) -> bool:
-    operator = _KERNEL.sub("", name)
-    return operator != name and operator.strip("_") in {one.strip("_") for one in operators}

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import yaml
 
 from msctx.context import Context, current
-from msctx.context.process_wide import BASE, report
+from msctx.context.plans import report
+from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained

@@ -14,7 +14,9 @@ with collected_later():
     from msctx.switches import (
         accelerator,
         environment,
+        mkl,
         msctx_own,
+        process_groups,
         torch_compiler,
         torch_core,
         torch_cuda,
@@ -25,9 +27,9 @@ with collected_later():
 
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, msctx_own)),
-    (torch_precision.has_mkl, torch_precision.OF_MKL),
+    (mkl.has_mkl, mkl.SWITCHES),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *msctx_own.OF_CUDA)),
-    (torch_core.has_groups, torch_core.OF_GROUPS),
+    (process_groups.has_groups, process_groups.SWITCHES),
     (accelerator.npu_is_here, (*torch_npu.SWITCHES, *msctx_own.OF_ASCEND)),
     (accelerator.has_settings, accelerator.SWITCHES),
 )

@@ -4,7 +4,8 @@ import torch
 from comparisons import model_file
 from torch import nn
 
-from msctx.compare.benchmark_cases import Model, capture, load
+from msctx.compare.benchmark_cases import Model, load
+from msctx.compare.capture import capture
 from msctx.compare.workload_file import NetworkLayer, Product, dump, parse
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json import parse as parse_yaml

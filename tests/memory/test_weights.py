@@ -11,7 +11,7 @@ from torch import nn
 
 import msctx
 from msctx.errors import SwitchError
-from msctx.memory import parameter_placement
+from msctx.memory import memory_format, parameter_placement
 
 
 @pytest.fixture(autouse=True)
@@ -303,7 +303,7 @@ def test_what_is_trained_is_the_same_before_inside_and_after(name: str, keep: bo
     steps(model, optimizer, 2, keep=keep)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
-    assert not parameter_placement._hooks
+    assert not memory_format._hooks
 
 
 def test_an_optimizer_sees_the_found_strides_of_a_gradient_in_a_bucket() -> None:

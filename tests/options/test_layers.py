@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx.context.process_wide import explain
+from msctx.context.plans import explain
 from msctx.errors import FileError, OptionError
 from msctx.options import OPTIONS, Layer, Settings, layer_sources, make_layer
 from msctx.options.kinds import check

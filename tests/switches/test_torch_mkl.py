@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msctx.switches import torch_precision as mkl
+from msctx.switches import mkl
 
 pytestmark = pytest.mark.skipif(not (mkl.has_mkl() and mkl.is_intels()), reason="no MKL with a strict mode")
 Passes = Callable[..., str]
@@ -51,7 +51,7 @@ def differing():
 def test_products_keep_their_bits_for_any_threads_and_rows(passes: Passes) -> None:
     passes(f"""{PRODUCTS}
 import msctx, pytest
-from msctx.switches import torch_precision as mkl
+from msctx.switches import mkl
 assert mkl.read_mkl() == "OFF" and not mkl.mkl_obstacle() and mkl.read_mkl() == "OFF", "asking changes nothing"
 with pytest.raises(msctx.StrictError, match="thread_invariant: torch.mkl.cbwr"), msctx.context(thread_invariant=True, strict=True):
     pass
@@ -73,7 +73,7 @@ def test_without_it_they_do_not_and_then_it_is_too_late(passes: Passes) -> None:
     passes(f"""{PRODUCTS}
 import warnings
 import msctx
-from msctx.switches import torch_precision as mkl
+from msctx.switches import mkl
 found = differing()
 assert any(found)
 assert "MKL has computed before" in mkl.mkl_obstacle() and mkl.read_mkl() == "OFF"
@@ -91,7 +91,7 @@ import os, torch
 os.environ["MKL_CBWR"] = {value!r}
 import msctx
 assert msctx.state()["torch.mkl.cbwr"] == {value!r}
-from msctx.switches import SWITCHES, torch_precision as mkl
+from msctx.switches import SWITCHES, mkl
 assert SWITCHES["torch.mkl.cbwr"].is_satisfied(mkl.STRICT) is {is_strict}
 assert mkl.mkl_obstacle() == "" and mkl.read_mkl() == {value!r}
 """
