@@ -10,6 +10,7 @@
 namespace msctx::glue {
 
 std::atomic<void (*)(const char* ran)> on_algorithm{nullptr};
+constinit thread_local Trial trial = Trial::none;
 
 void complain(const Taken& policy, const Decision& decision, Direction direction) {
   static std::atomic<int64_t> warned[places][directions];  // the number of the policy under which the last warning was issued
@@ -81,8 +82,11 @@ at::Tensor by_row(
     result = ours(*decision.row, ran);
   }
   tell(decision);
-  msctx_count(&policy, &decision, ran.weights_kept, ran.weights_prepared, ran.again);
+  if (trial == Trial::none) msctx_count(&policy, &decision, ran.weights_kept, ran.weights_prepared, ran.again);
   return result;
 }
 
 }  // namespace msctx::glue
+
+// What this thread runs from now on, a Trial. Returns what it ran before.
+MSCTX_API int msctx_on_trial(int what) { return int(std::exchange(msctx::glue::trial, msctx::glue::Trial(what))); }

@@ -55,7 +55,7 @@ class Backend:
         try:
             with torch._functorch.config.patch(tracing):
                 changed = apply(graph, self.wanted.scope_passes)
-                return compile_sides(changed, inputs, self.wanted.region, _compiler(self.wanted, inputs))
+                return compile_sides(changed, inputs, self.wanted.region, _compiler(self.wanted, graph, inputs))
         except torch._dynamo.exc.RestartAnalysis:  # it captures again
             raise
         except Exception as error:
@@ -85,7 +85,7 @@ def _draws(graph: torch.fx.GraphModule) -> str:
     return ""
 
 
-def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compiler(wanted: Compilation, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     on_npu = any(isinstance(one, torch.Tensor) and one.device.type == "npu" for one in inputs)
     if wanted.fused is False or (wanted.ready_made and not on_npu):
         from torch._dynamo.backends.debugging import aot_eager
@@ -93,6 +93,10 @@ def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
         return aot_eager
     if on_npu:
         return _torchair(wanted)
+    if wanted.races and not (wanted.only or wanted.region or _draws(graph)):
+        from msctx.graph.contest import entered
+
+        return functools.partial(entered, wanted)
     from msctx.graph.inductor_compile import compiler
 
     return compiler(wanted)

@@ -74,7 +74,7 @@ class Way:
         if wanted.epilogues and how.get("is_inference"):
             epilogues.fold(graph)
         is_needed = wanted.whole or not how.get("is_backward")
-        own = None if is_needed else _copy(graph)  # passes change the other one
+        own = None if is_needed else copy_of(graph)  # passes change the other one
         try:
             with self._in_force():
                 return compile_fx_inner(graph, inputs, **how)
@@ -159,22 +159,21 @@ def frozen(compile: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[
         warn("frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()")
         return compile(graph, inputs)  # type: ignore[no-any-return]
     weights, buffers = [*graph.parameters()], [*graph.buffers()]
-    kept, held = _copy(graph), weights + buffers
+    kept, held = copy_of(graph), weights + buffers
     all_buffers = {*range(len(weights), len(held))}
-    at = _state(held)
+    at = state_of(held)
     made, own = compile(graph, inputs), all_buffers
-    values = [node.meta.get("example_value") for node in kept.graph.find_nodes(op="placeholder")]
-    fixed = not any(free_symbols(value) for value in values if isinstance(value, torch.Tensor | torch.SymInt))
+    fixed = not has_symbols(kept)
 
     def run(*args: Any) -> Any:
         nonlocal made, at, own
-        before = _state(held)
+        before = state_of(held)
         if _moved(at, before) - own:
             warn(f"frozen_variable: weights have changed. {AGAIN if fixed else EAGERLY}")
-            with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-                made, at, own = compile(_copy(kept), args) if fixed else kept.forward, before, all_buffers
+            with _later():
+                made, at, own = compile(copy_of(kept), args) if fixed else kept.forward, before, all_buffers
         result = made(*args)
-        own = own & _moved(before, _state(held))
+        own = own & _moved(before, state_of(held))
         return result
 
     return run
@@ -184,7 +183,24 @@ AGAIN = "Their code is compiled again, after each change."
 EAGERLY = "Code for several shapes that holds them runs eagerly; do not use frozen_variable where weights change."
 
 
-def _state(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+def has_symbols(graph: fx.GraphModule) -> bool:
+    values = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+    return any(free_symbols(value) for value in values if isinstance(value, torch.Tensor | torch.SymInt))
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """For compiling outside of Dynamo: a graph of fixed shapes, whose guards hold already."""
+    with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        yield
+
+
+def compiled_later(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    with _later():
+        return Way(wanted).compile(copy_of(graph), inputs)
+
+
+def state_of(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
 
 
@@ -192,7 +208,7 @@ def _moved(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) 
     return {place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other}
 
 
-def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+def copy_of(graph: fx.GraphModule) -> fx.GraphModule:
     """A copy that shares the parameters."""
     return fx.GraphModule(graph, deepcopy(graph.graph))
 

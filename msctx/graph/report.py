@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,29 @@ def _is_ours(code: CodeType) -> bool:
 KEPT = 4096
 
 
+@dataclass(slots=True, eq=False)
+class Way:
+    """What the row of a graph says of the way it runs, once that is known."""
+
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def way() -> Way:
+    """That of the piece of code that is being compiled."""
+    from torch._guards import CompileContext
+
+    number, found = CompileContext.current_compile_id(), Way()
+    if number is not None:
+        _ways[f"{number.frame_id}/{number.frame_compile_id}"] = found
+    return found
+
+
+_ways: dict[str, Way] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Graph(Row):
     """One piece of code that was compiled.
@@ -156,6 +179,7 @@ class Graph(Row):
         cache: ``"hit"``, ``"miss"``, ``"bypass"`` of torch's caches on disk; ``""``: they were not requested.
         settings: under which options it was compiled that are in the code.
         failed: why it runs eagerly.
+        way: where PyTorch's own ways of it were measured, too: which one runs, and how much faster it is.
     """
 
     id: str
@@ -168,6 +192,7 @@ class Graph(Row):
     cache: str
     settings: str
     failed: str
+    way: str
 
 
 class Graphs(Rows[Graph]):
@@ -193,7 +218,7 @@ class Graphs(Rows[Graph]):
 
         def cells(row: Graph) -> list[Any]:
             what = Text(row.function)
-            reasons = [*map(str, row.breaks), row.recompiled and f"recompiled: {row.recompiled}", row.failed]
+            reasons = [*map(str, row.breaks), row.recompiled and f"recompiled: {row.recompiled}", row.failed, str(row.way)]
             hints = [f"  {hint}" for one in row.breaks if one not in shown for hint in one.hints]
             shown.update(row.breaks)
             what.append("".join(f"\n  {text}" for text in [*filter(None, reasons), *hints]), "dim")
@@ -257,6 +282,7 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
         cache=next((word for word in ("miss", "bypass", "hit") if word in caches), ""),
         settings=_settings(),
         failed=failed.splitlines()[0] if failed else "",
+        way=_ways.pop(key, ""),  # type: ignore[arg-type]  # a text once it is told
     )
 
 
@@ -322,11 +348,16 @@ class Tally:
         return []
 
     def graphs(self) -> Graphs:
-        return Graphs(self.rows.copy())
+        return told(self.rows)
 
 
 def of_process() -> Graphs:
-    return Graphs(LISTENER.rows.copy())  # other threads may compile
+    return told(LISTENER.rows)
+
+
+def told(rows: deque[Graph]) -> Graphs:
+    """As they are now."""
+    return Graphs(replace(row, way=str(row.way)) for row in rows.copy())  # other threads may compile
 
 
 _compilers: list[str] = []

@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_book_close": (DONE, [c_void_p]),
     "msctx_book_rows": (JSON, [c_void_p]),
     "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
+    "msctx_on_trial": (c_int, [c_int]),
     "msctx_learn": (DONE, [c_int32, STR]),
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
@@ -138,7 +139,7 @@ class Core:
         torch.ops.load_library(str(made.glue))
         self.made = made
         self.c = c = ctypes.CDLL(str(made.glue))
-        for name in ("msctx_enter_module", "msctx_precision_switch", "msctx_precision_note_autocast"):
+        for name in ("msctx_enter_module", "msctx_on_trial", "msctx_precision_switch", "msctx_precision_note_autocast"):
             setattr(c, name, getattr(ctypes.PyDLL(str(made.glue)), name))  # it is done before the GIL would be released
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(c, name)

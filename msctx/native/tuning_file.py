@@ -97,6 +97,10 @@ def driver_version() -> str:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
+GRAPH = "graph"
+"""In place of a direction: of a whole graph."""
+
+
 class Key(NamedTuple):
     """What there can be one result for under a stamp."""
 
@@ -143,7 +147,7 @@ class Entry:
     def with_vote(self, new: Entry) -> Entry:
         """What most processes chose, *new* included; PyTorch's own path, if that is one of several."""
         votes = [*self.votes, *new.votes]
-        most = max(votes, key=lambda one: (votes.count(one), one == "torch torch"))
+        most = max(votes, key=lambda one: (votes.count(one), one.endswith(" torch")))
         return self if self.is_settled else replace(new if most in new.votes else self, votes=votes)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from msctx.errors import FileError
 from msctx.native import build, core, memory, ranks, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.core import Core
-from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
+from msctx.native.tuning_file import GRAPH, Entry, Groups, Key, Stamp, stamp
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/interface.h."""
@@ -36,6 +36,8 @@ class _Table:
     place: str
     read: tuple[int, ...] | None = None
     """The state of the file when it was read."""
+    graphs: dict[Key, Entry] = field(default_factory=dict)
+    """Which way graphs run."""
 
     def refresh(self, library: Core) -> None:
         """Give the library what the file has got since; what it knows already stays."""
@@ -51,7 +53,11 @@ class _Table:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
-        library.c.msctx_learn(self.number, core.json_of(ranks.of_first(known) if self.run else known))
+        known = ranks.of_first(known) if self.run else known
+        for row in reversed([row for row in known if row["direction"] == GRAPH]):  # the first holds
+            entry = Entry(**{one.name: row[one.name] for one in fields(Entry)})
+            self.graphs[entry.key] = entry
+        library.c.msctx_learn(self.number, core.json_of([row for row in known if row["direction"] != GRAPH]))
 
 
 _lock = threading.RLock()
@@ -66,7 +72,7 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
     keep(library)
     with _lock:
         if not _tables:
-            library.c.msctx_ask_before_measuring(_permission)
+            library.c.msctx_ask_before_measuring(permission)
             atexit.register(keep, library)
         path, run = tuning_file.location(given), 0 if only_records else ranks.run()
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
@@ -75,19 +81,46 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
         return found.number
 
 
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+
+
 def keep(library: Core) -> None:
     """Write what was measured or recorded since the last time; what cannot be written is reported, and holds for this process."""
     with _lock:
-        when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+        when = now()
         found: dict[int, list[Entry]] = {}
         for row in library.c.msctx_measured() or []:
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
         for number, entries in found.items():
-            try:
-                one = [*_tables.values()][number - 1]
-                tuning_file.merge(one.path, {stamp(library, one.place): {entry.key: entry for entry in entries}})
-            except FileError as error:
-                notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
+            _merge([*_tables.values()][number - 1], entries)
+
+
+def _merge(one: _Table, entries: list[Entry]) -> None:
+    try:
+        tuning_file.merge(one.path, {stamp(core.load(), one.place): {entry.key: entry for entry in entries}})
+    except FileError as error:
+        notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
+
+
+def _of_graphs(given: str | None) -> _Table | None:
+    """The table that a policy has made when it came into force: to make one here might wait for other ranks."""
+    return _tables.get((tuning_file.location(given), ranks.run(), "cpu"))
+
+
+def graph(given: str | None, key: Key) -> Entry | None:
+    """What the file of ``tuning_file`` has about a graph."""
+    return one.graphs.get(key) if (one := _of_graphs(given)) else None
+
+
+def permission_of_graphs(given: str | None) -> Permission:
+    return Permission(permission(one.number)) if (one := _of_graphs(given)) else Permission.NOT_THIS_CALL
+
+
+def keep_graph(given: str | None, entry: Entry) -> None:
+    if (one := _of_graphs(given)) is not None:
+        one.graphs[entry.key] = entry
+        _merge(one, [entry])
 
 
 def used_by(rows: Iterable[Any]) -> Groups:
@@ -133,7 +166,7 @@ def matching(groups: Groups, here: Stamp) -> list[dict[str, Any]]:
     return found
 
 
-def _permission(number: int) -> int:
+def permission(number: int) -> int:
     """Called by the library in the thread of a convolution, before a problem is measured and while it is; *number*: of its table.
 
     What was measured before is written first: a crash loses one. What a signal's handler raises is passed on by the library.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msctx.options.algorithm_policy import ConvPolicy
+
 Shape = tuple[int, ...]
 Range = tuple[int, int]
 """The least and the greatest size; (-1, -1): any."""
@@ -48,6 +50,7 @@ class Compilation:
     frozen: bool = False  # weights become constants where no gradients are computed
     weights: bool = False  # convolutions read them where they are, since an algorithm is requested
     epilogues: bool = False  # convolutions of graphs without gradients take what follows them into their call
+    races: ConvPolicy | None = None  # under which PyTorch's own ways of graphs without gradients are measured, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,16 @@ def rounds_products(on: On) -> bool:
     return on.device == "cpu" and bool(on.get("matmul_allow_tf32")) and not on.facts.matrix_unit
 
 
+def raced(on: On) -> ConvPolicy | None:
+    """The policy under which graphs of inference are measured against PyTorch's own ways: it has performance, and names nothing."""
+    host = on.at("cpu")
+    found: ConvPolicy | None = conv_policy(host).get(POLICY["cpu"])
+    if found is None or not found.frozen_weights or found.rules or unmeasured(host) or policy(host):
+        return None
+    names = {name for _, name in requested_of(host, "fprop", PRODUCT)}
+    return found if "performance" in names <= {"normal", "performance"} else None
+
+
 def requested_of(on: On, *directions: str) -> dict[tuple[str, str], str]:
     """What of :func:`requested` is for these directions."""
     return {key: who for key, who in requested(on).items() if key[0] in directions}

@@ -17,7 +17,7 @@ from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused
 from msctx.themes.cache import cache
 from msctx.themes.common import ALONE, GRAPHS, ONCE, apart, engine_options, search
-from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
+from msctx.themes.convolution import POLICY, conv_policy, only_records, raced, requested_of
 from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
 
 GEARS = (When("input_shape"), When("dynamic_dims"), When("dynamic_node_type", (0, 1)))
@@ -277,6 +277,7 @@ def _fusion(on: On) -> dict[str, Any]:
         "scope_passes": tuple(passes.split(",")) if passes else (),
         "weights": on.device == "cpu" and _has_algorithm(on, *DIRECTIONS),
         "epilogues": _has_algorithm(on, "fprop"),
+        "races": raced(on) if fused(on) is not False else None,
         "frozen": bool(on.get(FROZEN)) and not hides(on, FROZEN),
     }
 
