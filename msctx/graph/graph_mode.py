@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
 from msctx.errors import GraphError, text_of
-from msctx.graph import backend, report
+from msctx.graph import backend, input_shapes, report
 from msctx.native import module_tracker
 from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
@@ -128,7 +128,7 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
     if _here.depth or is_loss or not (wanted.shapes.gears or wanted.shapes.ranges):  # they are those of the outermost model
         return _call(forms, wanted, *first, *args, **kwargs)
     name = getattr(what, "__qualname__", type(what).__qualname__)
-    with backend.of_shape(wanted.shapes, name, backend.named(function, args, kwargs)):
+    with input_shapes.of_shape(wanted.shapes, name, input_shapes.named(function, args, kwargs)):
         return _call(forms, wanted, *first, *args, **kwargs)
 
 
