@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,19 @@ def put_override(config: ModuleType, key: str, value: Any) -> None:
 def is_threads_own(config: ModuleType, key: str) -> bool:
     """Whether each thread has a value of its own."""
     return isinstance(config._config[key].user_override, ContextVar)
+
+
+@contextmanager
+def forced(config: ModuleType, key: str, value: Any) -> Iterator[None]:
+    """Inside, a key has a value in every thread, also above one that a :class:`Forced` has written."""
+    entry, own = config._config[key], override(config, key)
+    before, entry.env_value_force = entry.env_value_force, value
+    put_override(config, key, own)
+    try:
+        yield
+    finally:
+        entry.env_value_force = before
+        put_override(config, key, own)
 
 
 def by_variable(name: str, default: str = "0") -> Callable[[], bool]:

@@ -28,6 +28,7 @@ from msctx.graph.inductor_passes import own_code
 from msctx.notices import warn
 from msctx.options.switch_values import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
+from msctx.torch_config import forced
 
 
 class Way:
@@ -96,6 +97,8 @@ class Way:
                 stack.enter_context(_only(self.patterns))
             if self.wanted.weights:
                 stack.enter_context(not_copied())
+            if self.wanted.frozen:  # under an algorithm the switch is forced to be off
+                stack.enter_context(forced(config, "freezing", True))
             yield
 
 
