@@ -99,9 +99,8 @@ class _Graph:
     """A graph, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
 
     def __init__(self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        assert wanted.races is not None
         self.wanted, self.told, self.graph = wanted, told, inductor_compile.copy_of(graph)
-        self.file, self.key = wanted.races.tuning_file, _key(wanted, graph, inputs)
+        self.file, self.key = wanted.races and wanted.races.tuning_file, _key(wanted, graph, inputs)
         marks = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
         self.places = [place for place, mark in enumerate(marks) if "_dynamo_static_input_type" in mark]
         self.frozen: tuple[list[Any], Run | None, list[Any]] = [], None, []  # the state of weights, the code for it, and they
@@ -182,11 +181,13 @@ class _Graph:
                 theirs = None if way == OURS else self._theirs(way, args)
                 return (theirs or ours)(*args)
 
-        start, looked_away = time.monotonic(), core.load().c.msctx_look_away(1)
+        looked_away = core.load().c.msctx_look_away(1)
         try:
-            ways = [OURS, *(way for way in (FROZEN, EAGER) if self._theirs(way, args))]
-            ask = partial(tuning_in_library.permission_of_graphs, self.file)
-            if (times := _times({way: partial(once, way) for way in ways}, ask)) is None:
+            ways = {way: partial(once, way) for way in (OURS, FROZEN, EAGER) if way == OURS or self._theirs(way, args)}
+            start = time.monotonic()  # compiling does not count
+            times = _times(ways, partial(tuning_in_library.permission_of_graphs, self.file))
+            _spent[0] += time.monotonic() - start
+            if times is None:
                 self.due, self.told.text = time.monotonic() + PAUSE, f"{OURS}: not measured, {WHY[Permission.BUSY]}"
                 return
             entry = _verdict(self.key, times)
@@ -196,7 +197,6 @@ class _Graph:
             self.choice, self.told.text = OURS, f"{OURS}: not measured, {named(error).splitlines()[0]}"
         finally:
             core.load().c.msctx_look_away(looked_away)
-            _spent[0] += time.monotonic() - start
             if self.choice in (OURS, EAGER):
                 self.frozen = [], None, []
 
