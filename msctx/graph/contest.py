@@ -100,7 +100,8 @@ class _Graph:
 
     def __init__(self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self.wanted, self.told, self.graph = wanted, told, inductor_compile.copy_of(graph)
-        self.file, self.key = wanted.races and wanted.races.tuning_file, _key(wanted, graph, inputs)
+        self.file = wanted.races.tuning_file if wanted.races else None
+        self.key = _key(wanted, graph, inputs)
         marks = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
         self.places = [place for place, mark in enumerate(marks) if "_dynamo_static_input_type" in mark]
         self.frozen: tuple[list[Any], Run | None, list[Any]] = [], None, []  # the state of weights, the code for it, and they
@@ -226,8 +227,7 @@ def _verdict(key: Key, times: Mapping[str, list[float]]) -> Entry:
     gains = sorted(theirs / mine for mine, theirs in zip(ours, times[rival], strict=True))
     ran = OURS if gains[len(gains) // 4 if len(gains) >= ENOUGH else 0] >= 1 else rival
     measured: dict[str, float | None] = {way: value / middle[ran] for way, value in {"torch": middle[rival], **middle}.items()}
-    math = OURS if ran == OURS else "torch"
-    return Entry(*key, ran, math, again, measured, [f"{ran} {math}"], tuning_in_library.now())
+    return Entry(*key, ran, math := {OURS: OURS}.get(ran, "torch"), again, measured, [f"{ran} {math}"], tuning_in_library.now())
 
 
 def _rival(entry: Entry) -> tuple[str, float]:
