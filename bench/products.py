@@ -23,7 +23,7 @@ import contest
 import figures
 import summary
 import torch
-from shapes import OF_EACH_KIND, SQUARES, TRANSFORMERS, Shape, tensors
+from shapes import KEPT, OF_EACH_KIND, SQUARES, TRANSFORMERS, Shape, tensors
 
 import msctx
 
@@ -49,6 +49,7 @@ DENORMAL = (Shape(512, 512, 512, "NN"),)
 GROUPS = (
     *(_named(a, units, SQUARES, "1024 to 4096") for a, units in PRODUCTS),
     *(_named(a, units, TRANSFORMERS, "layers of transformers, weights kept", keeps_weights=True) for a, units in PRODUCTS),
+    _named("strict", (), KEPT, "1 to 197 rows, weights kept", keeps_weights=True),
     Group("strict", "`strict`, 1024 to 4096", SQUARES, {"matmul_algo": "strict"}),
     Group("strict-shapes", f"`strict`, {len(OF_EACH_KIND)} shapes", OF_EACH_KIND, {"matmul_algo": "strict"}),
     *(

@@ -34,6 +34,11 @@ TRANSFORMERS = tuple(
     for rows in (128, 256, 512)
     for depth, columns in ((768, 768), (768, 2304), (768, 3072), (3072, 768), (1024, 4096), (4096, 1024))
 )
+KEPT = tuple(
+    Shape(rows, depth, columns)
+    for rows in (1, 4, 8, 16, 32, 128, 197)
+    for depth, columns in ((768, 768), (768, 3072), (3072, 768))
+)
 _WIDTHS = ((384, 1536), (512, 2048), (768, 3072), (1024, 4096))
 _FORWARD = tuple(
     Shape(rows, depth, columns)

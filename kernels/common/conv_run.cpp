@@ -55,7 +55,8 @@ struct Weights {
     if (form == plain_weight) return plain();
     const size_t bytes = form == window_norms ? window_norms_size(p) : algorithm.prepared_size(p, op, form);
     Making making{*this, form};
-    if (const void* found = kept ? kept->form(kept->arg, form, bytes, Making::make, &making) : nullptr) return found;
+    const void* const found = kept ? kept->form(kept->arg, form, bytes, Making::make, &making) : nullptr;
+    if (found || algorithm.prepared_if_kept) return found;
     std::optional<Scratch>& own = form == window_norms ? norms : made[form];
     if (!own) make(form, own.emplace(memory, bytes).data);
     return own->data;
@@ -328,7 +329,8 @@ const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
 
 size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
   if (is_empty(p)) return 0;
-  return workspace_of(algorithm, p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
+  const bool prepares = algorithm.prepared_size && !algorithm.prepared_if_kept;
+  return workspace_of(algorithm, p, op, threads) + (prepares ? align64(algorithm.prepared_size(p, op, 0)) : 0);
 }
 
 static bool run_together(

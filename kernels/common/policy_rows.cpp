@@ -97,7 +97,8 @@ std::string Policy::too_inexact(const ConvRow& row) const {
 }
 
 Merit merit_of(const ConvRow& row, const ConvCall& call) {
-  return row.merit ? row.merit(call.problem, op_of(row.direction, call.transposed)) : Merit::last_resort;
+  const auto merit = call.keeps_weight && row.merit_of_kept ? row.merit_of_kept : row.merit;
+  return merit ? merit(call.problem, op_of(row.direction, call.transposed)) : Merit::last_resort;
 }
 
 int rank_of(const ConvRow& row, const ConvCall& call) {

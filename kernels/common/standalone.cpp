@@ -32,13 +32,22 @@ Parallel msctx_own_threads(int threads) {
   return threads > 1 ? Parallel{threads, reinterpret_cast<void*>(intptr_t(threads)), run_in_threads} : serial();
 }
 
-int msctx_run(const char* isa, int index, const ConvProblem* p, Op op, const ConvTensors* t, const Parallel* parallel) {
+int msctx_run(const char* isa, int index, const ConvProblem* p, Op op, const ConvTensors* t, int keeps, const Parallel* parallel) {
   const ConvTable& table = *msctx_table(isa);
   bool again = false;
-  const auto run = [&] {
-    again = conv_run(table, *table.rows[index].algorithm, *p, op, *t, nullptr, {allocate, release, nullptr}, *parallel);
+  std::vector<void*> forms;
+  const auto form = [](void* self, int, size_t bytes, int (*make)(void* with, void* to), void* with) -> const void* {
+    void* const data = bytes ? static_cast<std::vector<void*>*>(self)->emplace_back(allocate(nullptr, bytes)) : nullptr;
+    return data && make(with, data) ? data : nullptr;
   };
-  return done(run) ? again : -1;
+  const Kept kept{form, &forms};
+  const auto run = [&] {
+    const Memory memory{allocate, release, nullptr};
+    again = conv_run(table, *table.rows[index].algorithm, *p, op, *t, keeps ? &kept : nullptr, memory, *parallel);
+  };
+  const int all = done(run);
+  for (void* const one : forms) release(nullptr, one);
+  return all ? again : -1;
 }
 
 int msctx_fingerprint(const char* isa, const void* data, int64_t bytes, Fingerprint* found, const Parallel* parallel) {

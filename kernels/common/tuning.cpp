@@ -108,6 +108,7 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
   if (allow_fp32_emulation) permissions += ", fp32-grade";
   const bool rounds = direction == Direction::matmul ? matmul_allow_tf32 : allow_tf32;
   if (table_.is_computed_again ? rounds : call.allows_tf32) permissions += ", tf32";
+  if (call.keeps_weight) permissions += ", kept weight";
   if (call.torch_benchmarks) permissions += ", torch benchmarks";
   if (const double most = most_error(direction); most != 0.0) permissions += ", error " + in_words(most);
   if (workspace_limit >= 0) permissions += ", workspace " + std::to_string(workspace_limit);

@@ -7,7 +7,7 @@
 
 #include "msctx/epilogue.h"
 #include "msctx/few_rows.h"
-#include "msctx/matrix_product.h"
+#include "msctx/packed_product.h"
 
 namespace msctx::MSCTX_ISA {
 
@@ -20,13 +20,19 @@ constexpr int64_t tiny = 512;
 // Those of a few rows for which waking a thread is not.
 constexpr int64_t few = 1 << 18;
 
-// The epilogue on a piece of a row of float32 results: its place in the result, and the column of that.
-void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* result, int64_t place, int64_t column) {
-  for (int64_t j = 0; j < n; j += Vec::width) {
-    const int count = int(smaller(Vec::width, n - j));
+// Rows of sums, `from` floats apart, into a part of a float32 result of `columns`: from `place` on, which lies in `column`. Finished, if told.
+void store_rows(
+    const ConvTensors& t, int64_t rows, int64_t across, const float* sums, int64_t from, float* result, int64_t place, int64_t columns,
+    int64_t column) {
+  for (int64_t j = 0; j < across; j += Vec::width) {
+    const int count = int(smaller(Vec::width, across - j));
     const Finish finish(t, column + j, count);
-    const Vec other = finish.other() ? Vec::load(finish.other() + place + j, count) : Vec::zero();
-    finish(Vec::load(sums + j, count), other).store(result + place + j, count);
+    finish.with_activation([&]<Activation how>() {
+      for (int64_t i = 0, at = place + j; i < rows; i++, at += columns) {
+        const Vec other = finish.other() ? Vec::load(finish.other() + at, count) : Vec::zero();
+        finish.by<how>(Vec::load(sums + i * from + j, count), other).store(result + at, count);
+      }
+    });
   }
 }
 
@@ -44,29 +50,51 @@ void run_few(
       few_rows_of_lines<rows>(l, right + j0 * l.depth, l.depth, across, totals);
     else
       few_rows_of_neighbours<rows>(l, right + j0, columns, across, totals);
-    for (int i = 0; i < rows; i++) {
-      const float* const sums = totals + i * few_rows_columns;
-      if (t.epilogue)
-        store_finished(t, sums, across, result, i * columns + j0, j0);
-      else
-        std::memcpy(result + i * columns + j0, sums, sizeof(float) * across);
-    }
+    store_rows(t, rows, across, totals, few_rows_columns, result, j0, columns, j0);
   };
   if (rows * columns * l.depth > few) return parallel_for(parallel, tasks, compute);
   for (int64_t task = 0; task < tasks; task++) compute(task, 0);
 }
 
+// Of a result in float32, by the panels of the right operand.
+void run_packed(
+    const Strided<float, float>& left, int64_t rows, int64_t columns, int64_t depth, const float* panels, const ConvTensors& t, float* result,
+    const Parallel& parallel) {
+  const int64_t down = divide_up(rows, packed_rows), across = down % parallel.threads == 0 || down >= 4 * parallel.threads ? 1 : parallel.threads;
+  const int64_t high = divide_up(divide_up(rows, down), tile_rows) * tile_rows, wide = divide_up(divide_up(columns, across), tile_columns) * tile_columns;
+  const auto compute = [&](int64_t task, int) {
+    const int64_t i0 = task / across * high, first = task % across * wide, count = smaller(high, rows - i0);
+    const auto load = [&](int64_t j, int64_t there, float* sums) {
+      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * tile_columns, result + (i0 + i) * columns + j, sizeof(float) * there);
+    };
+    ConvTensors part = t;
+    const auto store = [&](int64_t j, int64_t there, const float* sums, bool is_last) {
+      part.epilogue = is_last ? t.epilogue : nullptr;
+      store_rows(part, count, there, sums, tile_columns, result, i0 * columns + j, columns, j);
+    };
+    if (count > 0) packed_product(count, first, smaller(columns, first + wide), columns, depth, left.from(i0), panels, load, store);
+  };
+  if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
+  for (int64_t task = 0; task < down * across; task++) compute(task, 0);
+}
+
 // Whether all results were finished as they were stored.
 template <class T>
-bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, const Parallel& parallel) {
   using Sum = typename SumOf<T>::type;
   const bool forward = op == Op::forward, by_position = t.channels_last;
-  const auto* const weights = static_cast<const T*>(t.w);
   auto* const result = static_cast<T*>(forward ? t.y : t.x);
   const int64_t depth = forward ? p.c : p.k, channels = forward ? p.k : p.c;
   // Results are positions x channels in channels_last, otherwise channels x positions, image by image.
   const int64_t images = by_position ? 1 : p.n, positions = volume(p.in) * (by_position ? p.n : 1);
   const int64_t rows = by_position ? positions : channels, columns = by_position ? channels : positions;
+  if constexpr (std::is_same_v<T, float>)
+    if (const void* const panels = by_position && rows * columns * depth > tiny ? weight() : nullptr) {
+      const Strided<float, float> left{static_cast<const T*>(forward ? t.x : t.y), depth, 1};
+      run_packed(left, rows, columns, depth, static_cast<const float*>(panels), t, result, parallel);
+      return true;
+    }
+  const auto* const weights = static_cast<const T*>(t.w ? t.w : weight(plain_weight));
   const auto left_and_right = [&](int64_t image) {
     using Operand = Strided<Sum, T>;
     const T* const values = static_cast<const T*>(forward ? t.x : t.y) + image * positions * depth;
@@ -105,8 +133,7 @@ bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
       T* const to = result + (image * rows + i0) * columns + j0;
       product_into(count, across, depth, left.from(i0), right.from(j0), to, columns);
       if constexpr (std::is_same_v<T, float>)
-        if (t.epilogue && by_position)
-          for (int64_t i = 0; i < count; i++) store_finished(t, to + i * columns, across, result, (i0 + i) * columns + j0, j0);
+        if (t.epilogue && by_position) store_rows(t, count, across, to, columns, result, i0 * columns + j0, columns, j0);
     });
   });
   return by_position;
@@ -120,9 +147,20 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
 
 double error(const ConvProblem& p, Op op) { return sum_error(p.dtype, op == Op::forward ? p.c : p.k); }
 
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
+size_t prepared_size(const ConvProblem& p, Op op, int) {
+  const bool forward = op == Op::forward;
+  return p.dtype == DType::f32 ? sizeof(float) * size_t(panels_columns(forward ? p.k : p.c) * (forward ? p.c : p.k)) : 0;
+}
+void prepare(const ConvProblem& p, Op op, int, const void* w, void* prepared, const Parallel& parallel) {
+  const bool forward = op == Op::forward;
+  const int64_t columns = forward ? p.k : p.c, depth = forward ? p.c : p.k;
+  const Strided<float, float> right{static_cast<const float*>(w), forward ? depth : 1, forward ? 1 : columns};
+  make_panels(right, columns, depth, static_cast<float*>(prepared), parallel);
+}
+
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void*, const Parallel& parallel) {
   bool is_finished = false;
-  with_type(p.dtype, [&](auto zero) { is_finished = run_typed<decltype(zero)>(p, op, t, parallel); });
+  with_type(p.dtype, [&](auto zero) { is_finished = run_typed<decltype(zero)>(p, op, t, weight, parallel); });
   const bool forward = op == Op::forward;
   if (t.epilogue && !is_finished)
     finish(
@@ -139,6 +177,10 @@ extern const ConvAlgorithm conv_product = {
     .run = run,
     .reads_channels_last = true,
     .finishes = true,
+    .prepared_size = prepared_size,
+    .prepare = prepare,
+    .prepared_for_all_sizes = true,
+    .prepared_if_kept = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -1,6 +1,7 @@
 // Every algorithm, by direction and the name that requests it, in order of priority: what `normal` looks at first stands first.
 
 #include "msctx/table.h"
+#include "vec.h"
 
 namespace msctx::MSCTX_ISA {
 
@@ -64,6 +65,13 @@ Merit depthwise(const ConvProblem& p, Op op) {
   return large || taps(p) < 13 ? Merit::beats_torch_channels_first : Merit::fair;
 }
 
+// By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast.
+Merit by_panels(const ConvProblem& p, Op) {
+  const int64_t rows = volume(p.in);
+  const bool pays = Vec::width == 16 && p.dtype == DType::f32 && rows >= 4 && rows <= 512 && smaller(p.c, p.k) >= 64;
+  return pays ? Merit::beats_torch : Merit::fair;
+}
+
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
@@ -96,7 +104,7 @@ constexpr ConvRow rows[] = {
     {wgrad, "fft", &conv_fft, last_resort},
     {wgrad, "reference", &conv_reference, last_resort},
 
-    {matmul, "strict", &conv_product, fair},
+    {matmul, "strict", &conv_product, fair, nullptr, by_panels},
     {matmul, "reference", &conv_reference, last_resort},
 };
 

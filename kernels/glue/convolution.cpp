@@ -100,6 +100,7 @@ struct UnderPolicy {
     const bool is_cpu = place == Place::cpu;
     const auto format = is_cpu ? input.suggest_memory_format() : cuda_format(input, weight);
     call->channels_last = format != at::MemoryFormat::Contiguous;
+    call->keeps_weight = is_cpu && keeps_weight(*policy, weight);
     const at::Context& torch = at::globalContext();
     call->torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
     if (is_cpu) return;

@@ -50,6 +50,12 @@ struct AllKept {
   size_t bytes = 0;
   int64_t uses = 0;
 
+  int64_t oldest_use() const { return std::ranges::min(by_key | std::views::values | std::views::transform(&Entry::used)); }
+  // Whether another finds a place: where all that is kept is still in turn, its place would be another one's, whose turn comes sooner.
+  bool has_room(size_t more) const {
+    return bytes + more <= most_bytes || (!by_key.empty() && uses - oldest_use() > 4 * int64_t(by_key.size()));
+  }
+
   // The lock is held. What leaves goes to `gone`, to be freed when it is not.
   template <class Is>
   void drop(std::vector<std::shared_ptr<KeptWeight>>& gone, const Is& is) {
@@ -65,10 +71,16 @@ AllKept& kept = immortal<AllKept>();
 
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
+  kept.uses++;
   const auto found = kept.by_key.find(key);
   if (found == kept.by_key.end()) return nullptr;
-  found->second.used = ++kept.uses;
+  found->second.used = kept.uses;
   return found->second.weight;
+}
+
+bool is_room_for(size_t bytes) {
+  const std::lock_guard<std::mutex> guard(kept_weights_lock);
+  return kept.has_room(bytes);
 }
 
 // Takes a weight that has changed away; true: nobody else uses its memory.
@@ -93,7 +105,7 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
   kept.bytes += weight->bytes;
   kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses});
   while (kept.bytes > most_bytes || kept.by_key.size() > most_weights) {
-    const int64_t oldest = std::ranges::min(kept.by_key | std::views::values | std::views::transform(&Entry::used));
+    const int64_t oldest = kept.oldest_use();
     kept.drop(gone, [&](const Entry& entry) { return entry.used == oldest; });
   }
 }
@@ -135,9 +147,9 @@ bool Keeper::is_same(KeptWeight& weight) {
   return true;
 }
 
-// The one of this form, if the weight has not changed; else make(one whose memory may be used).
+// The one of this form, if the weight has not changed; else make(one whose memory may be used). Null: so many bytes have no room.
 template <class New>
-std::shared_ptr<KeptWeight> Keeper::current(int number, bool counts, const New& make) {
+std::shared_ptr<KeptWeight> Keeper::current(int number, bool counts, size_t bytes, const New& make) {
   std::string key;
   key.reserve(key_.size() + sizeof number);
   add(key += key_, number);
@@ -146,6 +158,7 @@ std::shared_ptr<KeptWeight> Keeper::current(int number, bool counts, const New& 
     found += counts;
     return weight;
   }
+  if (!weight && !is_room_for(bytes)) return nullptr;
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
   print();
   if (weight && !take_away(weight)) weight = nullptr;
@@ -168,15 +181,15 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
     if (!make(with, weight->data)) throw std::bad_alloc();
     return weight;
   };
-  if (!used) used = keeper.current(number, counts, filled);
-  return used->data;
+  if (!used) used = keeper.current(number, counts, bytes, filled);
+  return used ? used->data : nullptr;
 } catch (const std::exception&) {  // no memory is left: the kernels shall try without
   drop_kept_weights(true);
   return nullptr;
 }
 
 at::Tensor Keeper::tensor(c10::function_ref<at::Tensor()> make) {
-  return current(0, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
+  return current(0, false, 0, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {

@@ -27,7 +27,7 @@ class Keeper {
  private:
   static const void* form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with);
   template <class New>
-  std::shared_ptr<KeptWeight> current(int number, bool counts, const New& make);
+  std::shared_ptr<KeptWeight> current(int number, bool counts, size_t bytes, const New& make);
   const Fingerprint& print();
   const void* plain();
   bool is_same(KeptWeight&);

@@ -31,6 +31,9 @@ constexpr Direction matmul = Direction::matmul;
 bool is_at(Place place, const at::Tensor& t) { return t.device().type() == (place == Place::cpu ? at::kCPU : at::kPrivateUse1); }
 // Rows are cut into images of this width: what algorithms for AMX take together.
 constexpr int64_t width = 32;
+bool takes_images(const ConvRow& row) { return row.algorithm->prepare && !row.algorithm->prepared_if_kept; }
+
+bool is_inference() { return !at::GradMode::is_enabled() && !::torch::autograd::get_current_node(); }
 
 enum class Kind { matrices, batches, vector };
 enum class After { none, relu, gelu };  // of _addmm_activation
@@ -106,6 +109,7 @@ class Product {
     const std::string* const module = has_batches ? nullptr : module_of(b, false);
     call_.module = module ? module->c_str() : nullptr;
     call_.device = larger(0, a.device().index());
+    call_.keeps_weight = place == Place::cpu && kind == Kind::matrices && keeps_weight(policy, b);
     is_valid_ = true;
   }
 
@@ -167,7 +171,7 @@ class Product {
     const at::Tensor b = wide(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
     if (kind_ != Kind::batches) return one(policy, row, a, b, ran);
     at::Tensor result = at::empty(sizes(), a.options());
-    if (row.algorithm->reads_channels_last && !row.algorithm->prepare)
+    if (row.algorithm->reads_channels_last && !takes_images(row))
       side_by_side(policy, row, a.contiguous(), (right_transposed_ ? b.transpose(1, 2) : b).contiguous(), result);
     else
       for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
@@ -191,8 +195,8 @@ class Product {
     ConvCall call = call_;
     ConvProblem& p = call.problem;
     if (wide_) p.dtype = DType::f32;
-    const bool padded = row.algorithm->prepare && rows_ % p.in[2] != 0;
-    if (!row.algorithm->prepare) lay(p, 1, rows_);
+    const bool padded = takes_images(row) && rows_ % p.in[2] != 0;
+    if (!takes_images(row)) lay(p, 1, rows_);
     const int64_t height = p.in[1], across = p.in[2];
     at::Tensor left = a;
     if (padded) {
@@ -204,7 +208,7 @@ class Product {
     const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
     const Finishing bias{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
     // In inference, where a right factor is a weight most often: activations would only push weights out.
-    const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
+    const bool may_be_weight = kind_ == Kind::matrices && is_inference();
     const auto kept = may_be_weight ? kept_as(policy, t_.right) : Weight::fresh;
     const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, adds_bias() ? &bias : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
@@ -350,6 +354,10 @@ void install_all(OurKernels& kernels) {
 }
 
 }  // namespace
+
+bool keeps_weight(const Taken& policy, const at::Tensor& weight) {
+  return policy.frozen_weights && weight.scalar_type() == at::kFloat && is_inference() && is_parameter(weight);
+}
 
 template <Place place>
 void install_products(OurKernels& kernels) {

@@ -190,15 +190,21 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
 // Whether what was made of a weight in earlier calls may serve a run; `checked`: of its same bytes alone, whatever frozen_weights allows.
 enum class Weight { kept, checked, fresh };
 
-// What frozen_weights is about: a tensor that records gradients by itself, or one of a watched module. Others change: compiled code
-// computes weights into memory that held another one before.
+// Whether it is a parameter that compiled code was given (watch.cpp).
+bool is_compiled_with(const at::Tensor& weight);
+
+// What frozen_weights is about: a tensor that records gradients by itself, or one of a watched module, or a parameter in compiled code.
+// Others change: compiled code computes weights into memory that held another one before.
 inline bool is_parameter(const at::Tensor& t) {
   const at::TensorBase& base = t.is_view() ? t._base() : t;
-  return (base.requires_grad() && base.is_leaf()) || module_of(t, false);
+  return (base.requires_grad() && base.is_leaf()) || module_of(t, false) || is_compiled_with(t);
 }
 inline Weight kept_as(const Taken& policy, const at::Tensor& weight) {
   return !policy.frozen_weights || is_parameter(weight) ? Weight::kept : Weight::checked;
 }
+
+// Whether frozen_weights vouches for a float32 weight of a call: in inference (product.cpp).
+bool keeps_weight(const Taken& policy, const at::Tensor& weight);
 
 // How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
 struct Ran {
@@ -244,7 +250,9 @@ inline at::Tensor run_row(
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
   const auto read_in = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const bool reads_weight = row.direction != Direction::wgrad;
-  const bool keeps_weight = reads_weight && row.algorithm->prepare && kind != Weight::fresh;  // and brings it into the usual order only where that is needed
+  // It brings the weight into the usual order only where that is needed.
+  const bool may_keep = reads_weight && row.algorithm->prepare && (call.keeps_weight || !row.algorithm->prepared_if_kept);
+  const bool keeps_weight = may_keep && kind != Weight::fresh;
   const at::Tensor a = first.contiguous(read_in);
   const at::Tensor b = keeps_weight ? second : second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);

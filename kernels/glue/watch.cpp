@@ -30,6 +30,7 @@ struct Watched {
   size_t met = 0, enough = 1;          // how many weights without a name were met since Python looked; at how many it looks again
 };
 Watched& watched = immortal<Watched>();
+auto& compiled_with = immortal<std::map<Spot, WeakStorage>>();  // parameters, which compiled code makes tensors of its own of
 std::atomic<bool> any{false};
 std::atomic<PythonFunction> look{nullptr};
 
@@ -87,6 +88,11 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   return own || !only ? nullptr : path_of(*only);
 }
 
+bool is_compiled_with(const at::Tensor& weight) {
+  const std::lock_guard<std::mutex> guard(watch_lock);
+  return compiled_with.contains({storage_of(weight), weight.storage_offset()});
+}
+
 }  // namespace msctx::glue
 
 using namespace msctx::glue;
@@ -105,6 +111,17 @@ MSCTX_API void msctx_watch(int64_t model, const char* weights) {
     found->second.modules.push_back({&*watched.paths.emplace(weight.at(4).text).first, model});
   }
   set_any();
+}
+
+// Parameters among the inputs of code that is compiled: lists of storage and offset, as JSON. The storages are alive now.
+MSCTX_API void msctx_compiled_with(const char* parameters) {
+  const Json given = Json::of(parameters);
+  const std::lock_guard<std::mutex> guard(watch_lock);
+  std::erase_if(compiled_with, [](const auto& one) { return one.second.expired(); });
+  for (const auto& [_, one] : given.members) {
+    auto* const storage = reinterpret_cast<c10::StorageImpl*>(one.at(0).integer());
+    compiled_with.try_emplace({storage, one.at(1).integer()}, c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
 }
 
 // Whether a context that watches a model is open: else its modules have no names.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from msctx.graph import report
+from msctx.native import core
 from msctx.notices import warn
 from msctx.observers import compile_trace
 from msctx.options.switch_values import Compilation
@@ -35,6 +36,9 @@ class Backend:
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _note_forwards()
         compile_trace.draw(graph)
+        if (library := core.loaded()) is not None:
+            given = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
+            library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
         made = self._compile(graph, inputs)
         return _stop if self.wanted.only else made
 

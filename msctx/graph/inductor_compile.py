@@ -194,7 +194,7 @@ def has_symbols(graph: fx.GraphModule) -> bool:
 @contextmanager
 def _later() -> Iterator[None]:
     """For compiling outside of Dynamo: a graph of fixed shapes, whose guards hold already."""
-    with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True)))):
+    with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         yield
 
 

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from msctx.mindspore.absent_names import CONTEXT, Absent
+from msctx.mindspore.errors import CONTEXT, Absent
 from msctx.mindspore.top_level_functions import get_seed, set_seed
 
 __all__ = ["get_seed", "set_seed"]
@@ -14,4 +14,4 @@ seed = sys.modules[f"{__name__}.seed"] = sys.modules[__name__]
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return Absent(f"common.{name}", f"{CONTEXT} torch")
+    return Absent(f"ms.common.{name}", f"{CONTEXT} torch")

@@ -6,20 +6,18 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from msctx import devices
 from msctx.context import current, set_options
 from msctx.context.process_wide import BASE
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
-from msctx.mindspore.absent_names import NOT_READ, VARIABLES
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
 from msctx.plan import TARGETS
-from msctx.setter_functions import JIT_LEVELS
 
 GB = 2**30
 
@@ -143,23 +141,6 @@ KEYS: Mapping[str, Key] = {
     "enable_auto_mixed_precision": Key((bool,), ignored=IGNORED),
 }
 
-OF_JIT: Mapping[str, Any] = {
-    "jit_level": ("", *JIT_LEVELS),
-    "dynamic": (0, 1),
-    "fullgraph": (False, True),
-    # what has no effect
-    "capture_mode": ("ast", "bytecode", "trace"),
-    "backend": ("", "ms_backend", "GE"),
-    "mode": ("PSJit", "PIJit"),
-    "exec_order": ("bfs", "dfs"),
-    "infer_boost": ("on", "off"),
-    "disable_format_transform": (False, True),
-    "compile_once": (False, True),
-    **dict.fromkeys(("ge_options", "jit_config"), dict | None),
-    **dict.fromkeys(("input_signature", "hash_args"), object),
-}
-"""Parameter of MindSpore's ``jit`` → the values that it takes, or their type."""
-
 
 def in_force(option: str, device: str) -> Setting | None:
     """The setting of an option that acts on a device, in this thread; also one that yields to another option."""
@@ -228,16 +209,6 @@ def store(options: Mapping[str, Any], what: str) -> None:
             warn(f"device_target={word!r}: {text}")
         set_options(given, what, absent=True)
     BASE.take_back("set_context", {*options} - {*given})
-    _tell_variables()
-
-
-@cache
-def _tell_variables() -> None:
-    """Warn once of MindSpore's variables that are set, where no option has taken their place."""
-    for name, option in VARIABLES.items():
-        is_set = os.environ.get(name, "0") not in ("", "0") and not name.startswith("HCCL")  # HCCL reads its own
-        if is_set and in_force(option.partition("=")[0], TARGETS[target()]) is None:
-            warn(f"{name}: {NOT_READ[name]}")
 
 
 def set_one(name: str, value: Any) -> None:

@@ -77,16 +77,8 @@ def get_seed() -> int | None:
     return None if setting is None else setting.value
 
 
-def _check(name: str, value: Any) -> None:
-    """Raise for what MindSpore's ``jit`` does not take."""
-    if (takes := keys.OF_JIT.get(name)) is None:
-        raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
-    kind = type(takes[0]) if isinstance(takes, tuple) else takes
-    if type(value) is not kind if isinstance(takes, tuple) else not isinstance(value, kind):
-        kind = getattr(kind, "__name__", kind)
-        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind}, but got {type(value).__name__}.")
-    if isinstance(takes, tuple) and value not in takes:
-        raise ValueError(f"For 'jit', the parameter {name!r} must be one of {[*takes]}, but got {value}.")
+LEFT = ("capture_mode", "backend", "mode", "input_signature", "hash_args", "jit_config", "compile_once")
+"""What says how MindSpore reads a program, and to which of its back ends it gives it."""
 
 
 def jit(
@@ -105,8 +97,7 @@ def jit(
         jit_level: ``"O0"`` runs an operator at a time; ``"O1"`` and ``"O2"`` fuse them; ``""``: what the context says.
         dynamic: 1 compiles for any shapes.
         fullgraph: what cannot be captured is an error.
-        options: ``jit_config``, a dictionary, may hold ``jit_level``. What concerns MindSpore's own compiler alone, such as
-            ``capture_mode`` and ``backend``, is ignored with a warning.
+        options: what concerns MindSpore's own compiler alone, such as ``capture_mode`` and ``backend``, has no effect.
 
     Raises:
         ValueError, TypeError: a word or a type that MindSpore does not take.
@@ -115,19 +106,16 @@ def jit(
 
     from msctx.graph import graph_mode
 
-    for given in (
-        {"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph},
-        options,
-        options.get("jit_config") or {},
-    ):
-        for item in given.items():
-            _check(*item)
-    ignored = {**(options.pop("jit_config", None) or {}), **options}
-    jit_level = jit_level or ignored.pop("jit_level", "")
-    named = (name for name, value in ignored.items() if value is not None)
-    keys.tell_all([f"ms.jit({name}): only MindSpore's compiler has this setting, and it is ignored" for name in named])
+    if unknown := [name for name in options if name not in LEFT]:
+        raise TypeError(f"jit() got an unexpected keyword argument {unknown[0]!r}")
+    if jit_level not in ("", *JIT_LEVELS):
+        raise ValueError(f"For 'jit', the parameter 'jit_level' must be one of ['O0', 'O1', 'O2'], but got {jit_level}.")
+    if type(dynamic) is not int or dynamic not in (0, 1):
+        raise ValueError(f"For 'jit', the parameter 'dynamic' must be 0 or 1, but got {dynamic}.")
+    if type(fullgraph) is not bool:
+        raise TypeError(f"For 'jit', the parameter 'fullgraph' must be bool, but got {type(fullgraph).__name__}.")
     if function is None:
-        return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph)
+        return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph, **options)
     if not callable(function):
         raise TypeError(f"For 'jit', the parameter 'function' must be a function, but got {type(function).__name__}.")
 

@@ -93,6 +93,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_measuring_seconds": (c_double, []),
     "msctx_ask_before_measuring": (None, [py_object]),
     "msctx_watch": (None, [c_int64, STR]),
+    "msctx_compiled_with": (None, [STR]),
     "msctx_watch_model": (None, [c_int64, c_int]),
     "msctx_look_for_weights": (None, [py_object]),
     "msctx_collect": (None, [STR, c_int64, py_object, py_object, py_object]),

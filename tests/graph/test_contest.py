@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_programs import generated
 from torch import nn
 
 import msctx
@@ -100,9 +99,8 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
         return compile_fx(*args, **how)
 
     monkeypatch.setattr(inductor_compile, "compile_fx", noted)
-    with msctx.context(**REQUESTED) as ctx, torch.no_grad(), generated() as code:
+    with msctx.context(**REQUESTED) as ctx, torch.no_grad():
         torch.testing.assert_close(model(x), right, rtol=1e-4, atol=1e-5)
-    assert ("(2, 3, 6, 6)" in "".join(code)) == (chosen != contest.EAGER), "it is compiled for this shape alone"
     assert way(ctx) == f"{words}, from the tuning file"
     assert made == {contest.OURS: [False], contest.FROZEN: [True], contest.EAGER: []}[chosen], "the winner alone is compiled"
     assert not ran

@@ -120,6 +120,8 @@ class _Algorithm(Structure):
         *((name, c_bool) for name in ("reads_channels_last", "finishes")),
         ("prepared_size", ctypes.CFUNCTYPE(c_size_t, POINTER(_Problem), c_int, c_int)),
         ("prepare", c_void_p),
+        *((name, c_bool) for name in ("prepared_for_all_sizes", "prepared_if_kept")),
+        ("provider", c_char_p),
     ]
 
     @property
@@ -132,7 +134,7 @@ class _Row(Structure):
         ("direction", c_int32),
         ("name", c_char_p),
         ("algorithm", POINTER(_Algorithm)),
-        *((name, c_void_p) for name in ("merit", "exists")),
+        *((name, c_void_p) for name in ("merit", "exists", "merit_of_kept")),
     ]
 
 
@@ -197,7 +199,7 @@ class Kernels:
             ("use_isa", c_int, [c_char_p]),
             ("table", POINTER(_Table), [c_char_p]),
             ("own_threads", Parallel, [c_int]),
-            ("run", c_int, [c_char_p, c_int, POINTER(_Problem), c_int, POINTER(_Tensors), POINTER(Parallel)]),
+            ("run", c_int, [c_char_p, c_int, POINTER(_Problem), c_int, POINTER(_Tensors), c_int, POINTER(Parallel)]),
             ("fingerprint", c_int, [c_char_p, c_void_p, c_int64, POINTER(c_uint64 * 2), POINTER(Parallel)]),
             ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_void_p, POINTER(Parallel)]),
             ("has_nonfinite", c_int, [c_char_p, c_int, c_void_p, c_int64]),
@@ -259,7 +261,7 @@ class Kernels:
         if any(0 in shape for shape in case.shapes):
             return 0
         a, problem = self._algorithm(row), _problem(case)
-        prepared = a.prepared_size(problem, row.op, 0) if a.prepared_size else 0
+        prepared = a.prepared_size(problem, row.op, 0) if a.prepared_size and not a.prepared_if_kept else 0
         return (a.workspace(problem, row.op, threads) if a.workspace else 0) + (prepared + 63) // 64 * 64
 
     def run(
@@ -272,10 +274,12 @@ class Kernels:
         op: int | None = None,
         channels_last: bool = False,
         epilogue: Epilogue = Epilogue(),
+        keeps: bool = False,
     ) -> np.ndarray[Any, Any]:
         """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read.
 
         *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay.
+        *keeps*: forms of the weight are kept, as panels of a product.
         """
         target = TARGETS[row.op if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
@@ -284,13 +288,13 @@ class Kernels:
             given = [t if i == 1 else np.ascontiguousarray(np.moveaxis(t, 1, -1)) for i, t in enumerate(given)]
             if epilogue.other is not None:
                 epilogue = replace(epilogue, other=np.ascontiguousarray(np.moveaxis(epilogue.other, 1, -1)))
-        self._run(row, case, given, isa, threads, op, channels_last, epilogue)
+        self._run(row, case, given, isa, threads, op, channels_last, epilogue, keeps)
         return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
     def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
-        return self._run(row, case, tensors, isa, threads, op, False, Epilogue())
+        return self._run(row, case, tensors, isa, threads, op, False, Epilogue(), False)
 
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
@@ -319,6 +323,7 @@ class Kernels:
         op: int | None,
         channels_last: bool,
         epilogue: Epilogue,
+        keeps: bool,
     ) -> bool:
         e = epilogue
         parts = [None if t is None else t.ctypes.data for t in (e.scale, e.shift, e.other)]
@@ -328,7 +333,7 @@ class Kernels:
             given.epilogue = ctypes.pointer(how)
         isa, own = isa or row.isas[0], self.c.msctx_own_threads(threads)
         place, op = self._index[isa][str(row)], row.op if op is None else op
-        return bool(self.c.msctx_run(isa.encode(), place, _problem(case), op, given, own))
+        return bool(self.c.msctx_run(isa.encode(), place, _problem(case), op, given, keeps, own))
 
     def _algorithm(self, row: Row) -> _Algorithm:
         isa = row.isas[0]

@@ -47,8 +47,9 @@ def main(path: str) -> None:
                         assert distance(result, right) <= kernels.error(row, each, op) * largest(right), (row, each, isa)
                         count += 1
                         if row.reads_channels_last:
-                            again = kernels.run(row, each, stored(each), isa, threads, op, channels_last=True)
-                            assert again.tobytes() == result.tobytes(), (row, each, isa)
+                            for keeps in (False, True):
+                                again = kernels.run(row, each, stored(each), isa, threads, op, channels_last=True, keeps=keeps)
+                                assert again.tobytes() == result.tobytes(), (row, each, isa)
     for op in OPS:  # what is not finite, and is computed again
         x, w, y = (t.copy() for t in stored(SMALL[0]))
         for tensor in (x, w, y):

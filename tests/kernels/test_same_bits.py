@@ -32,6 +32,23 @@ def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algor
             assert {other.tobytes() for other in others} == {one.tobytes()}, (row, each)
 
 
+def test_panels_that_are_kept_decide_no_bits(kernels: Kernels) -> None:
+    rows = [row for row in kernels.rows if row.algorithm == "product"]
+    assert {row.op for row in rows} == {FORWARD, BACKWARD_DATA}
+    some = (case(1, 70, 45, (1, n), 1) for n in (1, 3, 6, 11, 25, 200))
+    for row, each in ((row, each) for row in rows for each in (*some, *CUT, *CASES) if takes(row, each)):
+        channels = each.shapes[TARGETS[row.op]][1]
+        after = (
+            Epilogue(shift=np.arange(channels, dtype=np.float32), activation="relu") if each.dtype == "float32" else Epilogue()
+        )
+        for isa in row.isas:
+            plain, *panels = (
+                kernels.run(row, each, stored(each), isa, threads, channels_last=True, epilogue=after, keeps=keeps)
+                for threads, keeps in ((1, False), (1, True), (3, True))
+            )
+            assert {found.tobytes() for found in panels} == {plain.tobytes()}, (row, each, isa)
+
+
 def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels) -> None:
     """All numbers are one, so that a sum is the number of its products, whatever their order; one that is lost is seen."""
     rows = [row for row in kernels.rows if not row.fixed_order]

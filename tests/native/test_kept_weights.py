@@ -219,6 +219,79 @@ def test_what_is_no_parameter_is_looked_at_each_time() -> None:
         assert bits([layer(X)]) == bits([before])
 
 
+# --- panels of matmuls ---------------------------------------------------------------------------------------------------
+
+STRICT = {"matmul_algo": "strict", "conv_fprop_algo": "implicit_gemm", "fallback": "error"}
+
+
+def products(rows: int, w: Tensor, bias: Tensor) -> list[Tensor]:
+    """By a weight as a linear layer has it, by it transposed, and as a 1x1 convolution of images in channels_last."""
+    x = torch.randn(rows, w.size(1), generator=torch.Generator().manual_seed(rows))
+    images = x.view(1, rows, 1, -1).permute(0, 3, 1, 2)
+    found = fn.linear(x, w), fn.linear(x[:, None], w, bias), fn.linear(x.t().contiguous().t(), w, bias)
+    return [*found, torch.addmm(x[:, :1], x, w.t(), alpha=2), fn.conv2d(images, w[..., None, None], bias)]
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(7, 200), (33, 31), (64, 128), (200, 513), (97, 1100)])
+@torch.no_grad()
+def test_panels_that_are_kept_give_the_bits_of_strict(columns: int, depth: int) -> None:
+    """Of any number of rows, whose panels are the same, and of threads."""
+    w, bias = weight(columns, depth).requires_grad_(), weight(columns)
+    w[0, 0], w[-1, -1] = torch.inf, -0.0
+    for rows in (1, 2, 4, 5, 9, 13, 24, 191, 193, 400):
+        with msctx.context(**STRICT):
+            expected = bits(products(rows, w, bias))
+        for threads in (1, 2):
+            with msctx.context(**STRICT, frozen_weights=True, runtime_num_threads=threads) as ctx:
+                products(rows, w, bias)
+                assert bits(products(rows, w, bias)) == expected
+                assert counted(ctx, "matmul")[0] >= 7 or rows * columns * depth <= 512
+                assert counted(ctx)[0] >= 1 or rows * columns * depth <= 512
+
+
+@torch.no_grad()
+def test_panels_are_kept_of_frozen_weights_in_inference_alone() -> None:
+    w, x = weight(40, 50).requires_grad_(), torch.randn(9, 50)
+    with msctx.context(**STRICT) as ctx:
+        fn.linear(x, w)
+    assert counted(ctx, "matmul") == (0, 0)
+    with msctx.context(**STRICT, frozen_weights=True) as ctx:
+        fn.linear(x, w + 1)
+        with torch.enable_grad():
+            fn.linear(x, w).sum().backward()
+        assert counted(ctx, "matmul") == (0, 0)
+        fn.linear(x, w)
+    assert counted(ctx, "matmul") == (0, 1)
+    with msctx.context(**STRICT, max_device_memory="0.5GB", frozen_weights=True) as ctx:
+        assert bits([fn.linear(x, w)]) == bits([fn.linear(x, w)])
+
+
+@pytest.mark.full
+@torch.no_grad()
+def test_what_is_kept_is_not_thrown_out_by_what_has_no_room() -> None:
+    """Six weights of 100 MB in turn: four and a half have room."""
+    weights, x = [torch.zeros(5000, 5000).requires_grad_() for _ in range(6)], torch.randn(9, 5000)
+    with msctx.context(**STRICT, frozen_weights=True) as ctx:
+        for _ in range(3):
+            for w in weights:
+                fn.linear(x, w)
+    kept, prepared = counted(ctx, "matmul")
+    assert kept >= 8
+    assert prepared <= 6
+
+
+@pytest.mark.full
+@torch.no_grad()
+def test_compiled_code_keeps_panels_of_parameters() -> None:
+    model, x = nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30)), torch.randn(9, 50)
+    with msctx.context(**STRICT):
+        expected = bits([model(x)])
+    with msctx.context(**STRICT, mode="GRAPH_MODE", frozen_weights=True) as ctx:
+        model(x)
+        assert bits([model(x)]) == expected
+    assert counted(ctx, "matmul") == (2, 2)
+
+
 # --- memory, threads, processes ------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("dims", "dtype")),
         *((name, ctypes.c_int64) for name in ("n", "c", "k", "groups")),
         *((name, ctypes.c_int64 * 3) for name in ("in_", "out", "window", "stride", "pad", "dilation")),
-        ("rest", ctypes.c_char * 120),
+        ("rest", ctypes.c_char * 128),
     ]
 
 

@@ -80,6 +80,7 @@ struct ConvCall {
   // Of a matrix product: its batches (0: it has none) and rows, and whether its left factor lies transposed. rows is 0 for convolutions.
   int64_t batches, rows;
   int64_t device;  // its number among those of its kind; 0 on the CPU
+  int64_t keeps_weight;  // 1: frozen_weights in inference, so that what is made of the weight serves later calls
   int32_t left_transposed;
   int32_t torch_keeps_bits;  // torch's own path of it: its bits depend on neither threads nor rows
   int32_t transposed;
@@ -171,6 +172,7 @@ struct ConvAlgorithm {
   void (*prepare)(
       const struct ConvProblem MSCTX_REF, Op, int form, const void* w, void* prepared, const struct Parallel MSCTX_REF) MSCTX_ZERO;
   bool prepared_for_all_sizes MSCTX_ZERO;
+  bool prepared_if_kept MSCTX_ZERO;  // only where ConvCall::keeps_weight; else, or without room, the form is null
   // Whose code it is, for choices().
   const char* provider MSCTX_OR("msctx");
 };
@@ -192,6 +194,7 @@ struct ConvRow {
   const struct ConvAlgorithm* algorithm;
   Merit (*merit)(const struct ConvProblem MSCTX_REF, Op);  // null: nothing is expected
   bool (*exists)(Op) MSCTX_ZERO;  // null: for all; another Op has none of this name, and does not list it
+  Merit (*merit_of_kept)(const struct ConvProblem MSCTX_REF, Op) MSCTX_ZERO;  // where ConvCall::keeps_weight; null: the same
 };
 struct ConvTable {
   const char* isa;
@@ -211,8 +214,9 @@ MSCTX_API const struct ConvTable* msctx_table(const char* isa);
 
 // Threads of this library's own, and a row of an instruction set's table with them: for tests and tools, without torch.
 MSCTX_API struct Parallel msctx_own_threads(int threads);
-// 1: the result had to be computed again; -1: there was no memory.
-MSCTX_API int msctx_run(const char* isa, int index, const struct ConvProblem*, Op op, const struct ConvTensors*, const struct Parallel*);
+// `keeps`: with forms of the weight that are kept. 1: the result had to be computed again; -1: there was no memory.
+MSCTX_API int msctx_run(
+    const char* isa, int index, const struct ConvProblem*, Op op, const struct ConvTensors*, int keeps, const struct Parallel*);
 
 // --- passes over tensors, by an instruction set: null: the one in use -------------------------------------------------
 

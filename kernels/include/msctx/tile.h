@@ -16,14 +16,14 @@ struct Left {
   int64_t term_step, chunk, chunk_step;
 };
 
-// c[i][j] = or += the sum over k of left(i, k) * b[k][j], for tile_rows x tile_columns elements; c has `pitch` floats a row.
+// c[i][j] = or += the sum over k of left(i, k) * b[k][j], for rows x tile_columns elements; c has `pitch` floats a row.
 // b is packed: its tile_columns values of one k are neighbours. The sum runs over k in order, from zero, and is added to c once: the
 // bits do not depend on the size of the tile.
-template <bool accumulate, int64_t row_step>
-static inline void tile_product(int64_t depth, const Left<row_step>& left, const float* b, float* c, int64_t pitch) {
-  Vec sum[tile_rows][tile_vectors];
+template <bool accumulate, int rows, int64_t row_step>
+static inline void tile_of_rows(int64_t depth, const Left<row_step>& left, const float* b, float* c, int64_t pitch) {
+  Vec sum[rows][tile_vectors];
 #pragma GCC unroll 16
-  for (int i = 0; i < tile_rows; i++)
+  for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < tile_vectors; j++) sum[i][j] = Vec::zero();
   const float* chunk = left.at;
@@ -34,7 +34,7 @@ static inline void tile_product(int64_t depth, const Left<row_step>& left, const
 #pragma GCC unroll 4
       for (int j = 0; j < tile_vectors; j++) right[j] = Vec::load(b + j * Vec::width);
 #pragma GCC unroll 16
-      for (int i = 0; i < tile_rows; i++) {
+      for (int i = 0; i < rows; i++) {
         const Vec value = Vec::all(a[i * row_step]);
 #pragma GCC unroll 4
         for (int j = 0; j < tile_vectors; j++) sum[i][j] = fma(value, right[j], sum[i][j]);
@@ -42,7 +42,7 @@ static inline void tile_product(int64_t depth, const Left<row_step>& left, const
     }
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < tile_rows; i++)
+  for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < tile_vectors; j++) {
       float* at = c + i * pitch + j * Vec::width;
@@ -50,6 +50,10 @@ static inline void tile_product(int64_t depth, const Left<row_step>& left, const
     }
 }
 
+template <bool accumulate, int64_t row_step>
+static inline void tile_product(int64_t depth, const Left<row_step>& left, const float* b, float* c, int64_t pitch) {
+  tile_of_rows<accumulate, tile_rows>(depth, left, b, c, pitch);
+}
 // The same of a packed left factor: its tile_rows values of one k are neighbours.
 template <bool accumulate>
 static inline void tile_product(int64_t depth, const float* a, const float* b, float* c, int64_t pitch) {
