@@ -173,8 +173,7 @@ def frozen(compile: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[
         before = state_of(held)
         if _moved(at, before) - own:
             warn(f"frozen_variable: weights have changed. {AGAIN if fixed else EAGERLY}")
-            with _later():
-                made, at, own = compile(copy_of(kept), args) if fixed else kept.forward, before, all_buffers
+            made, at, own = _later(compile, kept, args) if fixed else kept.forward, before, all_buffers
         result = made(*args)
         own = own & _moved(before, state_of(held))
         return result
@@ -191,16 +190,16 @@ def has_symbols(graph: fx.GraphModule) -> bool:
     return any(free_symbols(value) for value in values if isinstance(value, torch.Tensor | torch.SymInt))
 
 
-@contextmanager
-def _later() -> Iterator[None]:
-    """For compiling outside of Dynamo: a graph of fixed shapes, whose guards hold already."""
-    with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        yield
+def _later(compile: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of fixed shapes outside of Dynamo, whose guards hold already."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    given = [mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) else one for one in inputs]
+    with compile_lock, tracing(TracingContext(mode)):
+        return compile(copy_of(graph), given)  # type: ignore[no-any-return]
 
 
 def compiled_later(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    with _later():
-        return Way(wanted).compile(copy_of(graph), inputs)
+    return _later(Way(wanted).compile, graph, inputs)
 
 
 def state_of(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusion_programs import generated
 from torch import nn
 
 import msctx
@@ -99,8 +101,9 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
         return compile_fx(*args, **how)
 
     monkeypatch.setattr(inductor_compile, "compile_fx", noted)
-    with msctx.context(**REQUESTED) as ctx, torch.no_grad():
+    with msctx.context(**REQUESTED) as ctx, torch.no_grad(), generated() as code:
         torch.testing.assert_close(model(x), right, rtol=1e-4, atol=1e-5)
+    assert not re.search(r"\bs\d+\b", "".join(code)), "it is compiled for this shape alone: of others inductor packs no weights"
     assert way(ctx) == f"{words}, from the tuning file"
     assert made == {contest.OURS: [False], contest.FROZEN: [True], contest.EAGER: []}[chosen], "the winner alone is compiled"
     assert not ran
