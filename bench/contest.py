@@ -26,8 +26,10 @@ from msctx.native import core
 ROOT = Path(__file__).parents[1]
 HOPELESS = 2.5
 """How many times slower than the fastest of its side a contender is in two warm-up runs when it is run no more."""
+BEHIND = 1.3
+"""The same, after each round."""
 LONG = 8.0
-"""Seconds after which no further round begins, even if there were but two."""
+"""Seconds after which no third round begins."""
 SHORT = 20.0
 """Milliseconds below which a turn is of three runs, else of two."""
 
@@ -74,22 +76,26 @@ def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[s
                 best = min(best, (time.perf_counter() - start) * 1e3)
         return best
 
-    everyone = list(contenders)
-    first = {one: timed(one, 0) for one in everyone}
-    began = time.perf_counter()
-    warm = {one: min(first[one], timed(one, 1)) for one in everyone}
-    limit = {side: HOPELESS * min(t for one, t in warm.items() if one.side == side) for side in {one.side for one in everyone}}
-    taking_part = [one for one in everyone if warm[one] <= limit[one.side]]
+    first: dict[Contender, float] = {}
+    for one in contenders:
+        try:
+            first[one] = timed(one, 0)
+        except Exception as error:
+            print(f"{one.side}, {one.name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
     best: dict[str, dict[str, float]] = {}
-    for one in taking_part:
-        best.setdefault(one.side, {})[one.name] = warm[one]
-    runs = {one: 3 if warm[one] < SHORT else 2 for one in everyone}
-    number = 1
-    while number < 3 or time.perf_counter() - began < seconds:
-        if number > 100 or time.perf_counter() - began > LONG:
-            break
+    for one, took in first.items():
+        best.setdefault(one.side, {})[one.name] = min(took, timed(one, 1))
+
+    def near(some: Iterable[Contender], limit: float) -> list[Contender]:
+        return [one for one in some if best[one.side][one.name] <= limit * min(best[one.side].values())]
+
+    taking_part = near(first, HOPELESS)
+    runs = {one: 3 if best[one.side][one.name] < SHORT else 2 for one in taking_part}
+    began, number = time.perf_counter(), 1
+    while number < 3 or (number < 101 and time.perf_counter() - began < min(seconds, LONG)):
         for one in taking_part if number % 2 else reversed(taking_part):
             best[one.side][one.name] = min(best[one.side][one.name], timed(one, number, runs[one]))
+        taking_part = near(taking_part, BEHIND)
         number += 1
     return best
 
@@ -163,7 +169,7 @@ def collected(given: argparse.Namespace, works: Iterable[str]) -> dict[str, Any]
     """The raw result of all processes: each work that ``--only`` leaves, in turn for each number of threads. Errors are the same in
     each process, and computing in float64 is slow: only the first process does."""
     result: dict[str, Any] = {"machine": machine(), "date": f"{date.today()}", "commit": commit(), "processes": 0, "rows": []}
-    left = [work for work in works if not given.only or work in given.only.split(",")]
+    left = [work for work in works if not given.only or work.partition(" ")[0] in given.only.split(",")]
     jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in left]
     for number, threads, work in track(jobs, "measuring", console=Console(stderr=True)):
         words = ["--work", work, "--on-threads", str(threads), *["--without-errors"] * (number > 0)]

@@ -1,8 +1,12 @@
-"""The speed of whole networks under msctx: the fastest of torch's own ways over ours, for inference and for a training step.
+"""The speed of whole networks under msctx: PyTorch's time over ours, for inference and for a training step, all in float32.
 
-torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; ours are eager code and graph
-mode under a context. bf16 autocast and other runtimes stand beside them, and count for neither side. Errors are those of the last
-layer against float64, over its largest value; for a training step those of the last weight's gradient in the first step.
+PyTorch's ways are eager code and inductor, for inference also inductor with freezing; ours are eager code and graph mode, under
+``normal`` and under ``performance``, for inference with ``frozen_weights=True``. Images go through eager code in both memory formats.
+Of a side the fastest way counts. PyTorch's ways run a second time beside the others (A/A). Errors are those of the result against
+float64, over its largest value; for a training step those of the last weight's gradient in the first step.
+
+What the processes of a run share lies in a temporary folder: inductor's cache, the networks that other runtimes read, and the tuning
+file, whose choices settle when three processes agree. Neither compiling nor the measuring for the tuning file is timed.
 
     python bench/models.py --threads 1,2 --out RAW.json
     python bench/models.py --summary RAW.json > bench/results/NAME-networks.json
@@ -13,27 +17,34 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
+import os
 import statistics
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import contest
 import figures
+import networks
 import runtimes
 import summary
 import torch
 from layers import FORMATS
-from networks import NETWORKS
 
 import msctx
 
-CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True, "matmul_allow_tf32": True}}
 ALGORITHMS = ("conv_fprop_algo", "matmul_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 PHASES = ("inference", "training")
 TRAINING_BATCH = 4
-SIZE = 224
-SIDES = (*CLASSES, "bf16 autocast", *runtimes.RUNTIMES)
+OURS = ("normal", "performance")
+OTHERS = (*OURS, *runtimes.RUNTIMES)
+SHARED = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that tells the processes of a run where their folder is: inductor reads it, too."""
 Scope = Callable[[], AbstractContextManager[Any]]
 Step = Callable[[torch.Tensor], torch.Tensor]
 
@@ -47,7 +58,7 @@ def step_of(model: Any, is_training: bool) -> Step:
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        scores = model(x)
+        scores = model(x).flatten(0, -2)  # of each image, or of each word
         torch.nn.functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.long)).backward()
         gradient: torch.Tensor = weight.grad.clone()
         optimizer.step()
@@ -56,114 +67,142 @@ def step_of(model: Any, is_training: bool) -> Step:
     return step
 
 
-def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bool, with_errors: bool = True) -> dict[str, Any]:
+def left_unmeasured(one: contest.Contender) -> int:
+    """Let ``performance`` measure, which a moment of other load puts off by a second. For how many problems it has not."""
+    left = 0
+    with suppress(Exception):  # the contest reports it
+        for _ in range(3):
+            with (context := one.scope()):
+                one.run(0)
+            if not (left := sum("not measured" in "".join(row.reasons[:1]) for row in context.choices())):
+                break
+            time.sleep(1.1)
+    return left
+
+
+def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
     """One process's figures, and the errors."""
-    is_training = phase == "training"
+    is_training, folder = phase == "training", Path(os.environ[SHARED])
     torch.manual_seed(0)
-    plain = NETWORKS[name]().train(is_training)
-    given = [torch.randn(batch, 3, SIZE, SIZE) for _ in range(3)]
-    by_format = {f: [x.contiguous(memory_format=kind) for x in given] for f, kind in FORMATS.items()}
-    requested = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], "normal")
+    plain = networks.made(name).train(is_training)
+    sets = [networks.inputs(name, batch) for _ in range(3)]
+    formats = {f: kind for f, kind in FORMATS.items() if sets[0].dim() == 4 or kind is torch.contiguous_format}
+    by_format = {f: [x.contiguous(memory_format=kind) for x in sets] for f, kind in formats.items()}
+    models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in formats.items()}
     contenders: list[contest.Contender] = []
-    first: dict[tuple[str, str], torch.Tensor] = {}  # results of the first call: training has changed nothing yet
+    first: dict[tuple[str, str], torch.Tensor] = {}  # results of the first call
 
-    def context(side: str, mode: str) -> Scope:
-        made = msctx.context(mode=mode, **requested, **CLASSES[side], fallback="silent", frozen_weights=not is_training)
-        return lambda: made
+    def enter(side: str, way: str, f: str, scope: Scope, step: Step) -> None:
+        label = way if f == "channels_first" else f"{way}, {f}"
 
-    def enter_step(side: str, label: str, f: str, scope: Scope, step: Step) -> None:
         def run(number: int) -> None:
+            if is_training and (side, label) not in first:
+                models[f].load_state_dict(plain.state_dict())  # the steps of others have changed it
             with torch.set_grad_enabled(is_training):
                 result = step(by_format[f][number % 3])
-            if (side, label) not in first:
-                first[side, label] = result.detach().clone()
+            first.setdefault((side, label), result.detach().clone())
 
         contenders.append(contest.Contender(side, label, scope, run))
 
-    def enter(side: str, how: str, f: str, scope: Scope, options: dict[str, Any] | None = None) -> None:
-        """A contender; compiled if it has options, be they none."""
-        model = copy.deepcopy(plain).to(memory_format=FORMATS[f])
-        step = step_of(model if options is None else torch.compile(model, options=options), is_training)
-        enter_step(side, f"{how}, {f}", f, scope, step)
+    def compiled(way: str, scope: Scope, **options: Any) -> None:
+        """Inductor gives convolutions the format that it likes: in both formats it took the same time."""
+        f = [*models][-1]
+        enter("torch", way, f, scope, step_of(torch.compile(models[f], options=options), is_training))
 
-    def torchs(side: str) -> None:
-        for f in FORMATS:
-            enter(side, "eager", f, nullcontext)
-        if with_inductor:  # which lays out the tensors between as it likes
-            enter(side, "inductor", "channels_last", nullcontext, {})
-        if (
-            with_inductor and not is_training
-        ):  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
-            frozen = {"freezing": True}
-            enter(side, "inductor with freezing", "channels_last", lambda: torch._inductor.config.patch(frozen), frozen)
-
-    torchs("torch")
-    for f in FORMATS:
-        for side in CLASSES:
-            enter(side, "eager", f, context(side, "PYNATIVE_MODE"))
-        enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16))
-    for side in CLASSES if with_inductor else ():
-        enter(side, "graph mode", "channels_last", context(side, "GRAPH_MODE"))
+    for f, model in models.items():
+        enter("torch", "eager", f, nullcontext, step_of(model, is_training))
+    if compiles := not given.without_inductor:
+        compiled("inductor", nullcontext)
+    if compiles and not is_training:  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
+        compiled("inductor with freezing", lambda: torch._inductor.config.patch(freezing=True), freezing=True)
+    again = [dataclasses.replace(one, side="again") for one in contenders]
+    for how in OURS:
+        requested: dict[str, Any] = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], how)
+        requested |= {"tuning_file": folder / "tuning.json"} if how == "performance" else {}
+        for mode, way in (("PYNATIVE_MODE", "eager"), ("GRAPH_MODE", "graph"))[: 1 + compiles]:
+            context = msctx.context(mode=mode, fallback="silent", frozen_weights=not is_training, **requested)
+            for f in [*models][-1 if way == "graph" else 0 :]:
+                enter(how, way, f, lambda made=context: made, step_of(models[f], is_training))
     if not is_training:
-        for other, infer in runtimes.installed(plain, given[0], torch.get_num_threads()).items():
-            enter_step(other, "", "channels_first", nullcontext, infer)
-    torchs("again")
-    ms = contest.fastest(contenders, seconds)
-    winners = {side: contest.quickest(each) for side, each in ms.items()}
-    told = {"ms": ms, "winner": winners["torch"]}
-    if not with_errors:
+        exported = f"{name.replace('/', '-')}-{batch}"
+        for other, infer in runtimes.installed(plain, sets[0], torch.get_num_threads(), folder, exported).items():
+            enter(other, "", "channels_first", nullcontext, infer)
+    unmeasured = sum(left_unmeasured(one) for one in contenders if one.side == "performance")
+    ms = contest.fastest([*contenders, *again], given.seconds)
+    told = {"ms": ms, "unmeasured": unmeasured}
+    if given.without_errors:
         return told
     with torch.set_grad_enabled(is_training):
-        truth = step_of(copy.deepcopy(plain).double(), is_training)(given[0].double()).detach()
-    return told | {"errors": {side: contest.error_of(first[side, label], truth) for side, label in winners.items()}}
+        truth = step_of(plain.double(), is_training)(sets[0].double() if sets[0].is_floating_point() else sets[0]).detach()
+    sides = [side for side in ms if side != "again"]
+    return told | {"errors": {s: contest.error_of(first[s, contest.quickest(ms[s])], truth) for s in sides}}
 
 
 def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each batch size of a network's phases."""
-    for phase in given.phases.split(","):
-        for batch in given.batches if phase == "inference" else [TRAINING_BATCH]:
-            found = measure(given.work, phase, batch, given.seconds, not given.without_inductor, not given.without_errors)
-            yield {"network": given.work, "phase": phase, "batch": batch, **found}
+    """One network in one phase with one batch size."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else what is said to be compiled would be eager code
+    (name, phase, batch), began = given.work.split(), time.perf_counter()
+    found = measure(name, phase, int(batch), given)
+    best = ", ".join(f"{side} {ms:.1f} ms {way}".strip() for side, of in found["ms"].items() for way, ms in fastest(of).items())
+    print(f"{given.work}, {summary.threads(given.on_threads)}: {best}; {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    yield {"network": name, "phase": phase, "batch": int(batch), **found}
+
+
+def fastest(ms: dict[str, float]) -> dict[str, float]:
+    return {(way := contest.quickest(ms)): ms[way]}
 
 
 def reduced(results: summary.Results) -> summary.Summary:
-    """A row for each network, phase, batch size and number of threads."""
+    """A row for each network, phase, batch size and number of threads, with each process's fastest way of each side."""
     rows, about = [], ("network", "phase", "batch", "threads")
     for place, found in summary.by(summary.every(results), *about).items():
-        errors = figures.errors(found)
-        sides = [side for side in SIDES if side in errors]
-        rows.append(
-            {
-                **dict(zip(about, place, strict=True)),
-                "ms": statistics.median(min(row["ms"]["torch"].values()) for row in found),
-                "fastest": sorted({row["winner"] for row in found}),
-                "again": figures.of(figures.ratios(found, "again")),
-                "ratios": {side: figures.of(figures.ratios(found, side)) for side in sides},
-                "errors": {side: errors[side] for side in ("torch", *sides)},
-            }
-        )
+        kept = [{"ms": {side: fastest(ms) for side, ms in row["ms"].items()}} for row in found]
+        told = {"unmeasured": max(row["unmeasured"] for row in found), "errors": figures.errors(found)}
+        rows.append({**dict(zip(about, place, strict=True)), **told, "processes": kept})
     return summary.head(results, rows=rows)
 
 
 def tables(of: summary.Summary) -> summary.Tables:
-    processes = of["processes"]
-    cells = []
-    for row in of["rows"]:
-        ratios = {side: figures.text(ratio, row["again"], processes) for side, ratio in row["ratios"].items()}
-        best = f"{row['ms']:.0f} ({' or '.join(row['fastest'])}), {row['errors']['torch']:.0e}"
-        sides = [f"{ratios[side]}, {row['errors'][side]:.0e}" if side in ratios else "" for side in SIDES]
-        name = f"{row['network']}, {row['phase']}"
-        cells.append([name, row["batch"], row["threads"], best, *sides, f"{row['again']['median']:.2f}"])
-    head = ["network", "batch", "threads", "PyTorch, ms, error", *(f"{side}, error" for side in SIDES), "A/A"]
-    last = f"{summary.described(of)}; {processes} or more processes. {figures.legend(processes)}"
-    return {"networks": summary.table(head, cells, last)}
+    """One for each phase, and below it the means."""
+    lines: list[str] = []
+    for (phase,), rows in summary.by(of["rows"], "phase").items():
+        sides = [side for side in OTHERS if any(side in row["errors"] for row in rows)]
+        cells: list[list[Any]] = []
+        medians: dict[str, list[float]] = {side: [] for side in sides}
+        for row in rows:
+            each = row["processes"]
+            again = figures.of(figures.ratios(each, "again"))
+            ways = " or ".join(sorted({way for one in each for way in one["ms"]["torch"]}))
+            ms = statistics.median(ms for one in each for ms in one["ms"]["torch"].values())
+            own = {side: figures.of(figures.ratios(each, side)) for side in sides if side in row["errors"]}
+            for side, figure in own.items():
+                medians[side].append(figure["median"])
+            shown = [figures.text(own[side], again, len(each)) if side in own else "" for side in sides]
+            errors = ", ".join(f"{row['errors'][side]:.0e}" for side in ("torch", *own))
+            cells.append(
+                [row["network"], row["batch"], row["threads"], f"{ms:.3g}, {ways}", figures.ends(again), *shown, errors]
+            )
+        means = [f"{figures.geomean(found):.2f} ({min(found):.2f})" for found in medians.values()]
+        cells.append(["geometric mean (lowest)", *[""] * 4, *means, ""])
+        titles = [f"`{side}`" if side in OURS else side for side in sides]
+        head = [phase, "batch", "threads", "PyTorch: ms, way", "A/A", *titles, f"errors: PyTorch, {', '.join(titles)}"]
+        lines += [*summary.markdown(head, cells), ""]
+    processes, unmeasured = min(len(row["processes"]) for row in of["rows"]), sum(row["unmeasured"] for row in of["rows"])
+    last = f"Measured on {summary.described(of)}; {processes} or more processes in turns. {figures.legend(processes)}"
+    last += f" `performance` left {unmeasured} problems unmeasured, beside other load." if unmeasured else ""
+    return {"networks": [*lines, last]}
 
 
 def main() -> None:
-    parser = contest.arguments(__doc__, NETWORKS, [1, 8])
+    parser = contest.arguments(__doc__, networks.NETWORKS, [1, 8])
     parser.add_argument("--phases", default=",".join(PHASES), metavar="NAME,NAME")
     parser.add_argument("--without-inductor", action="store_true", help="only eager code: compiling takes minutes a process")
-    summary.do(parser.parse_args(), NETWORKS, work, reduced, tables)
+    given = parser.parse_args()
+    sizes = [(p, batch) for p in given.phases.split(",") for batch in (given.batches if p == "inference" else [TRAINING_BATCH])]
+    works = [f"{name} {phase} {batch}" for name in networks.NETWORKS for phase, batch in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault(SHARED, folder)
+        summary.do(given, works, work, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,18 @@
-"""Networks of the published shapes with random weights, in plain torch: for whole-model figures.
+"""Networks of the published shapes with random weights and without dropout: for whole-model figures.
 
-ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545), and the encoder of the base
-transformer (Vaswani et al., arXiv 1706.03762). EfficientNet-B0 (arXiv 1905.11946) and RegNetY-3.2GF (arXiv 2003.13678) are those of
-the package transformers.
+In plain torch: VGG-16 (arXiv 1409.1556), MobileNetV2 (arXiv 1801.04381). From the package transformers: ResNet-50 (He et al., arXiv
+1512.03385), EfficientNet-B0 (arXiv 1905.11946), RegNetY-3.2GF (arXiv 2003.13678), ConvNeXt-T (arXiv 2201.03545), ViT-B/16 (arXiv
+2010.11929), BERT-base (arXiv 1810.04805), GPT-2 small (Radford et al., 2019), the last two with a score for each word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, c: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)),
-        )
-        same = stride == 1 and c == 4 * width
-        self.skip = (
-            nn.Identity() if same else nn.Sequential(nn.Conv2d(c, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.skip(x))
-
-
-def resnet50() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    c = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for i in range(blocks):
-            layers.append(Bottleneck(c, width, 2 if i == 0 and width > 64 else 1))
-            c = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 1000))
 
 
 def vgg16() -> nn.Module:
@@ -52,64 +27,95 @@ def vgg16() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
-class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of an image."""
+class Inverted(nn.Module):
+    """The block of MobileNetV2: *wide* channels inside, its input added if it has the shape of the output."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class ConvNextBlock(nn.Module):
-    def __init__(self, c: int) -> None:
+    def __init__(self, c: int, wide: int, k: int, stride: int) -> None:
         super().__init__()
-        self.depthwise = nn.Conv2d(c, c, 7, 1, 3, groups=c)
-        self.pointwise = nn.Sequential(nn.LayerNorm(c, eps=1e-6), nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c))
-        self.scale = nn.Parameter(torch.full((c,), 0.1))
+        expand = (nn.Conv2d(c, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()) if wide > c else ()
+        depthwise = (nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6())
+        self.body = nn.Sequential(*expand, *depthwise, nn.Conv2d(wide, k, 1, bias=False), nn.BatchNorm2d(k))
+        self.is_residual = stride == 1 and c == k
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + (self.scale * self.pointwise(self.depthwise(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        found: torch.Tensor = self.body(x)
+        return x + found if self.is_residual else found
 
 
-def convnext() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 96, 4, 4), ChannelNorm(96, eps=1e-6)]
-    c = 96
-    for width, blocks in ((96, 3), (192, 3), (384, 9), (768, 3)):
-        if width != c:
-            layers += [ChannelNorm(c, eps=1e-6), nn.Conv2d(c, width, 2, 2)]
-            c = width
-        layers += [ConvNextBlock(c) for _ in range(blocks)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(c, eps=1e-6), nn.Linear(c, 1000))
+def mobilenet_v2() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+    c, stages = 32, ((16, 1, 1), (24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 2), (320, 1, 1))
+    for k, blocks, stride in stages:
+        for i in range(blocks):
+            layers.append(Inverted(c, c if k == 16 else 6 * c, k, 1 if i else stride))
+            c = k
+    layers += [nn.Conv2d(c, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
 
 
-def encoder(dropout: float) -> nn.Module:
-    """Six layers of 512 features and 8 heads."""
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=dropout, batch_first=True), 6)
+class Scores(nn.Module):
+    """A network of the package transformers, without what it returns beside its scores."""
 
-
-class Features(nn.Module):
-    """A backbone of transformers: images to the map that it ends with. Its batch norms know such images."""
-
-    def __init__(self, name: str, **how: Any) -> None:
+    def __init__(self, kind: str, task: str = "ImageClassification", **how: Any) -> None:
         import transformers
 
         super().__init__()
-        self.backbone = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**how)).train()
-        for norm in (each for each in self.backbone.modules() if isinstance(each, nn.BatchNorm2d)):
-            norm.momentum = None  # the mean of all
-        with torch.no_grad():
-            self.backbone(torch.randn(4, 3, 224, 224))
+        classes = {"num_labels": 1000} if task == "ImageClassification" else {}
+        self.model = getattr(transformers, f"{kind}For{task}")(getattr(transformers, f"{kind}Config")(**how, **classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.backbone(x).last_hidden_state
-        return found.mean((2, 3))
+        scores: torch.Tensor = self.model(x).logits
+        return scores
 
 
-def efficientnet_b0() -> nn.Module:
-    return Features("EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224)
+class GPT2(nn.Module):
+    """Without a cache. The forward pass of transformers looks for packed sentences, which no exporter takes."""
+
+    def __init__(self) -> None:
+        import transformers
+
+        super().__init__()
+        self.model = transformers.GPT2LMHeadModel(transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        body = self.model.transformer
+        h = body.wte(x) + body.wpe.weight[: x.shape[1]]
+        for block in body.h:
+            h = block(h)
+        scores: torch.Tensor = self.model.lm_head(body.ln_f(h))
+        return scores
 
 
-def regnet_y() -> nn.Module:
-    return Features("RegNet", hidden_sizes=[72, 216, 576, 1512], depths=[2, 5, 13, 1], groups_width=24)
+B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-50": partial(Scores, "ResNet"),
+    "VGG-16": vgg16,
+    "MobileNetV2": mobilenet_v2,
+    "EfficientNet-B0": partial(Scores, "EfficientNet", **B0, dropout_rate=0.0, drop_connect_rate=0.0),
+    "RegNetY-3.2GF": partial(Scores, "RegNet", hidden_sizes=[72, 216, 576, 1512], depths=[2, 5, 13, 1], groups_width=24),
+    "ConvNeXt-T": partial(Scores, "ConvNext", layer_scale_init_value=0.1),
+    "ViT-B/16": partial(Scores, "ViT"),
+    "BERT-base": partial(Scores, "Bert", "MaskedLM", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    "GPT-2": GPT2,
+}
+WORDS = {"BERT-base": 30522, "GPT-2": 50257}
+"""How many words those know that take words."""
 
 
-NETWORKS: dict[str, Any] = {each.__name__: each for each in (resnet50, vgg16, convnext, efficientnet_b0, regnet_y)}
+def inputs(name: str, batch: int) -> torch.Tensor:
+    """Images of 224 x 224, or 128 words."""
+    return torch.randint(WORDS[name], (batch, 128)) if name in WORDS else torch.randn(batch, 3, 224, 224)
+
+
+def made(name: str) -> nn.Module:
+    """A network whose batch norms know such inputs: else what it infers would vanish from layer to layer."""
+    network = NETWORKS[name]().train()
+    norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:
+        with torch.no_grad():
+            network(inputs(name, 4))
+    for norm in norms:
+        norm.momentum = 0.1
+    return network

@@ -129,7 +129,7 @@ def steps() -> dict[str, Step]:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
     return {
-        "ResNet-50, batch 4, 128 x 128": step_of(networks.resnet50(), torch.randn(4, 3, 128, 128)),
+        "ResNet-50, batch 4, 128 x 128": step_of(networks.NETWORKS["ResNet-50"](), torch.randn(4, 3, 128, 128)),
         "transformer, 4 layers of 256, batch 8 x 128": step_of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256)),
     }
 

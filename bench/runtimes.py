@@ -6,50 +6,54 @@ would round to bfloat16.
 
 from __future__ import annotations
 
-import io
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+Infer = Callable[[torch.Tensor], torch.Tensor]
 
-def onnx_runtime(model: torch.nn.Module, images: torch.Tensor, threads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+
+def onnx_runtime(model: torch.nn.Module, example: torch.Tensor, threads: int, file: Path) -> Infer:
     import onnx  # noqa: F401 (the exporter needs it)
     import onnxruntime
 
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the exporter is the older one; the newer needs more packages
-        torch.onnx.export(model, (images,), file, dynamo=False, opset_version=17)
+    if not file.exists():
+        torch.onnx.export(model, (example,), str(file), dynamo=False, opset_version=17)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others are measured beside it
-    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-def openvino(model: torch.nn.Module, images: torch.Tensor, threads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def openvino(model: torch.nn.Module, example: torch.Tensor, threads: int, file: Path) -> Infer:
     import openvino
 
+    if not file.exists():
+        made = openvino.convert_model(model, example_input=example, input=[tuple(example.shape)])
+        openvino.save_model(made, str(file), compress_to_fp16=False)
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    made = openvino.convert_model(model, example_input=images, input=[tuple(images.shape)])
-    compiled = openvino.Core().compile_model(made, "CPU", options)
+    compiled = openvino.Core().compile_model(str(file), "CPU", options)
     return lambda x: torch.from_numpy(compiled(x.numpy())[0])
 
 
-def installed(model: torch.nn.Module, images: torch.Tensor, threads: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Name → what infers, for inputs of the shape and dtype of *images*: float32 in the channels-first format, or words."""
+def installed(model: torch.nn.Module, example: torch.Tensor, threads: int, folder: Path, name: str) -> dict[str, Infer]:
+    """Name → what infers, for inputs of the shape and dtype of *example*. A network is exported once, under *name* in *folder*."""
     found = {}
-    for name, make in RUNTIMES.items():
+    for runtime, (make, ending) in RUNTIMES.items():
         try:
-            found[name] = make(model, images, threads)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that the exporter is the older one; the newer needs more packages
+                found[runtime] = make(model, example, threads, folder / f"{name}.{ending}")
         except ImportError:
             continue
         except Exception as error:
-            print(f"{name} does not take the network: {error}", file=sys.stderr)
+            print(f"{runtime} does not take the network: {error}", file=sys.stderr)
     return found
 
 
-RUNTIMES = {"ONNX Runtime": onnx_runtime, "OpenVINO": openvino}
+RUNTIMES = {"ONNX Runtime": (onnx_runtime, "onnx"), "OpenVINO": (openvino, "xml")}

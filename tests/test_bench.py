@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,50 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
         convolutions.reduced([*results, raw("gemm", [1.0, 1.0, 1.0], cpu="another CPU")], "convolutions")
 
 
+def test_a_summary_of_networks_has_what_each_process_found(bench: Bench) -> None:
+    models = bench("models")
+
+    def row(torch: float, own: float, phase: str = "inference", **more: float) -> dict[str, Any]:
+        ms = {"torch": {"eager": 9, "inductor": torch}, "again": {"eager": torch}, "performance": {"graph": own}}
+        ms |= {side: {"": value} for side, value in more.items()}
+        about = {"network": "VGG-16", "phase": phase, "batch": 1, "threads": 1, "unmeasured": 2 * (phase == "training")}
+        return about | {"ms": ms, "errors": dict.fromkeys(ms.keys() - {"again"}, 1e-6)}
+
+    rows = [*(row(t, 2.0, OpenVINO=4.0) for t in (4.0, 4.2, 4.4)), *(row(4.0, 8.0, "training") for _ in range(3))]
+    result = {"machine": MACHINE, "date": "2026-11-22", "commit": "abc", "processes": 3, "rows": rows}
+    stored = json.loads(bench("summary").written(models.reduced([result])))
+    assert [one["ms"]["torch"] for one in stored["rows"][0]["processes"]] == [{"inductor": t} for t in (4.0, 4.2, 4.4)]
+    lines = models.tables(stored)["networks"]
+    ratios = "**2.10 (2.00 to 2.20)** | 1.05 (1.00 to 1.10)"
+    assert f"| VGG-16 | 1 | 1 | 4.2, inductor | 1.00 to 1.00 | {ratios} | 1e-06, 1e-06, 1e-06 |" in lines
+    assert "| geometric mean (lowest) |  |  |  |  | 0.50 (0.50) |  |" in lines, "of training, which the others do not know"
+    assert lines[-1].startswith("Measured on a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; 3 or more processes")
+    assert lines[-1].endswith("left 2 problems unmeasured, beside other load.")
+
+
+def test_a_contender_that_fails_or_stays_behind_runs_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contest, turns = bench("contest"), []
+    now = 0.0
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def entered(name: str, seconds: float) -> Any:
+        def run(number: int) -> None:
+            nonlocal now
+            if not seconds:
+                raise RuntimeError("no such kernel")
+            now += seconds
+            turns.append(name)
+
+        return contest.Contender("ours", name, nullcontext, run)
+
+    found = contest.fastest([entered("broken", 0), entered("quick", 1), entered("near", 2), entered("slow", 3)], 0.01)
+    assert found == {"ours": {"quick": 1e3, "near": 2e3, "slow": 3e3}}
+    assert [turns.count(name) for name in ("quick", "near", "slow")] == [6, 4, 2], "two to warm up, two in a round"
+    assert "ours, broken is left out: RuntimeError: no such kernel" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "words", "rows"),
@@ -73,7 +118,7 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
         ("convolutions", ["--only", "depthwise-3", "--batches", "1", "--threads", "1,2"], 4),
         ("products", ["--only", "strict-denormals,fp16x3"], 1),
         ("invariance", ["--only", "convolution"], 3),
-        ("models", ["--only", "resnet50", "--batches", "1", "--phases", "inference", "--without-inductor"], 1),
+        ("models", ["--only", "MobileNetV2", "--batches", "1", "--without-inductor"], 2),
     ],
 )
 def test_a_script_measures_in_its_processes(
