@@ -7,8 +7,8 @@ MindSpore's names and exceptions; what is set here is msctx's, and shows in ``ms
 from typing import Any
 
 from msctx.mindspore import common, context, device_context, runtime
+from msctx.mindspore.absent_names import OF_TOP as _OF_TOP
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
-from msctx.mindspore.errors import OF_TOP as _OF_TOP
 from msctx.mindspore.top_level_functions import (
     get_current_device,
     get_seed,

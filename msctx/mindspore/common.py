@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from msctx.mindspore.errors import CONTEXT, Absent
+from msctx.mindspore.absent_names import CONTEXT, Absent
 from msctx.mindspore.top_level_functions import get_seed, set_seed
 
 __all__ = ["get_seed", "set_seed"]

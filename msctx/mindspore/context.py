@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.errors import Diagnostic, OptionError, nearest
-from msctx.mindspore import errors, keys
+from msctx.mindspore import absent_names, keys
 from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.keys import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
@@ -155,7 +155,7 @@ def _shown(group: str, key: str, unset: Any) -> Any:
     return unset if found is None else GROUPS[group][key].shows(found.value)
 
 
-globals().update(errors.OF_CONTEXT)
+globals().update(absent_names.OF_CONTEXT)
 
 __all__ = [
     "COMPATIBLE",
@@ -165,5 +165,5 @@ __all__ = [
     "STRICT",
     "get_context",
     "set_context",
-    *errors.OF_CONTEXT,
+    *absent_names.OF_CONTEXT,
 ]

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import keys
-from msctx.mindspore.errors import Absent
+from msctx.mindspore.absent_names import Absent
 from msctx.setter_functions import build
 
 cpu: Any

@@ -8,7 +8,8 @@ from typing import Any
 
 from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import keys
-from msctx.mindspore.errors import Absent, OptionRuntimeError, OptionTypeError
+from msctx.mindspore.absent_names import Absent
+from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
 from msctx.outside_dynamo import outside_dynamo
 from msctx.setter_functions import build
