@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import Script
 from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Unknown
+from msctx.mindspore.absent_names import NOT_READ, SETTINGS
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
 from msctx.setter_functions import DEFAULTS, JIT_LEVELS
@@ -29,22 +31,11 @@ PARAMETERS = {
 }
 """Function → its parameters, in order. All other setters have one parameter, whatever its name."""
 
-SPREAD = "how work is spread over devices is set by torch.distributed and its wrappers (DDP, FSDP)"
-NO_COUNTERPART = {
-    "set_auto_parallel_context": SPREAD,
-    "reset_auto_parallel_context": SPREAD,
-    "parallel.set_algo_parameters": SPREAD,
-    "set_ps_context": "torch has no parameter servers of that kind",
-    "reset_ps_context": "torch has no parameter servers of that kind",
-    "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
-    "JitConfig": "the option enable_graph_kernel switches the fusion that jit_level chooses",
+NO_COUNTERPART = SETTINGS | {
     "set_dump": "msctx.set_dump(module) marks what dump_config dumps with dump_mode 2",
-    "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads sets how many threads work",
-    "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
+    "jit": "msctx.mindspore.jit takes its settings; jit_level, dynamic and fullgraph have an effect",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
-DUMP = "MINDSPORE_DUMP_CONFIG"
-NOT_READ = "it is not read; use dump_config=…, which takes a file of the same format"
 ASKING = (
     *("available", "count", "synchronize", "stream", "event", "streamctx"),
     *("stats", "reserved", "allocated", "summary", "empty_cache"),
@@ -105,8 +96,8 @@ class Reader:
         nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Constant)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
             if isinstance(node, ast.Constant):
-                if node.value == DUMP:
-                    yield Call(DUMP, self.script.mark(node), self.script.inside(node)).leave_out(NOT_READ)
+                if isinstance(name := node.value, str) and name in NOT_READ:
+                    yield Call(name, self.script.mark(node), self.script.inside(node)).leave_out(NOT_READ[name])
             elif not isinstance(node, ast.Call):
                 if self._is_handed_on(node):
                     found = Call("set_context", self.script.mark(node), self.script.inside(node))
@@ -143,20 +134,22 @@ class Reader:
 
     def _why_not(self, call: ast.Call, function: str) -> str:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
-        if function in NO_COUNTERPART:
-            return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
+        first, _, rest = function.partition(".")
+        last = rest.rpartition(".")[2] or first
+        names = [*accumulate(function.split("."), "{}.{}".format), f"{first}.{last}", last]
+        names += [f"{last}.{keyword.arg}" for keyword in call.keywords]
+        reasons = dict.fromkeys(NO_COUNTERPART[name] for name in names if name in NO_COUNTERPART)
+        if reasons and not last.startswith("get_") and (function != "jit" or call.keywords):
+            return f"not translated: {'; '.join(reasons)}"
         written = self.script.written(call.func)
         if re.fullmatch(r"[\w.]+\.set_context", written) and not self.names.paths(call.func):
             return "whether this is MindSpore's set_context is known only when the script runs"
-        if function == "jit" and call.keywords:
-            return "its settings are no options: msctx.mindspore.jit takes the same ones"
         match call.func:
             case ast.Attribute(value=ast.Call(func=inner), attr=name):
                 if name.startswith("set_") and self._function(inner) == "_context":
                     return "MindSpore's inner context is not read: write these options as arguments of set_context"
-        first, _, rest = function.partition(".")
         if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
-            return ": ".join(filter(None, ("no counterpart in msctx", instead(rest.rpartition(".")[2]))))
+            return ": ".join(filter(None, ("not translated", instead(last))))
         return ""
 
     # --- arguments ------------------------------------------------------------------------------------------------------
@@ -230,7 +223,7 @@ class Reader:
             if find(spelling):
                 self._option(spelling, node, found)
             else:
-                self._leave_out(spelling, node, found, "no option of msctx stands behind it")
+                self._leave_out(spelling, node, found, SETTINGS[spelling])
         if is_implied:
             found.given.append(Entry(_spelling(function, next(iter(parameters), "")), DEFAULTS[function], "", found.mark))
 

@@ -12,9 +12,10 @@ import yaml
 
 from msctx.context import explain
 from msctx.errors import Diagnostic, Mark, OptionError, one_line
-from msctx.migrate.calls import DUMP, NOT_READ, Call, Entry, Reader
+from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import Script, load
 from msctx.migrate.static_values import AT_RUN_TIME
+from msctx.mindspore.absent_names import NOT_READ
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
 from msctx.plan import TARGETS, Plan, device_named
@@ -54,8 +55,7 @@ def read(path: str, device: str | None = None) -> Migration:
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
-    if DUMP in os.environ:
-        merging.problems.append(Diagnostic(DUMP, NOT_READ, "the environment"))
+    merging.problems += (Diagnostic(name, why, "the environment") for name, why in NOT_READ.items() if name in os.environ)
     if device:
         merging.move(device_named(device))
     return merging.result()
@@ -102,7 +102,9 @@ class _Merging:
         notes: list[str] = []
         inside = ", ".join(w for w, _ in call.inside if not w.startswith(("def ", "async def ")))  # functions: in notes alone
         if call.left_out:
-            self.entries[f"{call.mark}"] = Entry(f"{call.function}(…)", None, "", call.mark, call.left_out, inside=inside)
+            self.entries[f"{call.mark}"] = Entry(
+                call.function + "(…)" * (call.function not in NOT_READ), None, "", call.mark, call.left_out, inside=inside
+            )
         elif call.inside:
             around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)
             notes.append(f"inside {around}: applied unconditionally")

@@ -16,8 +16,9 @@ from msctx.errors import Diagnostic, FileError, Mark, one_line
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
 
-_MAGIC = re.compile(r"(\s*)(?:(?:[\w, ]+=\s*)?(?:%{1,2}\w|!(?!=)|\?)|[\w.]+\?+\s*$).*")
+_MAGIC = re.compile(r"^(\s*)(?:(?:[\w, ]+=\s*)?(?:%{1,2}\w|!(?!=)|\?)|[\w.]+\?+\s*$).*")
 """A line of a notebook that IPython reads and Python does not: a magic, a command of the shell, a question."""
+_ENV = re.compile(r"^(\s*)(%(?:set_)?env\s+(\w+).*)")
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Magics of whole cells that hold Python."""
 
@@ -126,7 +127,10 @@ def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:
                 source = "".join(cell["source"])
                 magic = next(iter(source.split()), "")
                 is_python = not magic.startswith("%%") or magic in _PYTHON_CELLS
-                code = [_MAGIC.sub(r"\1pass", line) if is_python else "pass" for line in _NEWLINE.split(source)]
+                code = [
+                    _MAGIC.sub(r"\1pass", _ENV.sub(r"\1'\3'  # \2", line)) if is_python else "pass"
+                    for line in _NEWLINE.split(source)
+                ]
                 lines += code
                 places += [(f"{file}:cell {i}", line) for line in range(1, len(code) + 1)]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -14,4 +14,4 @@ seed = sys.modules[f"{__name__}.seed"] = sys.modules[__name__]
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return Absent(f"ms.common.{name}", f"{CONTEXT} torch")
+    return Absent(f"common.{name}", f"{CONTEXT} torch")

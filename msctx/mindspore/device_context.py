@@ -7,18 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import keys
-from msctx.mindspore.absent_names import Absent
+from msctx.mindspore.absent_names import of
 from msctx.setter_functions import build
 
 cpu: Any
 gpu: Any
 ascend: Any
-
-NOT_SUPPORTED = {
-    "ascend.op_tuning.aclnn_cache": "torch_npu has no such cache that could be set",
-    "ascend.op_debug.debug_option": "msctx.set_context(op_debug_config=<file>) checks memory accesses",
-    "ascend.op_debug.aclinit_config": "torch_npu initialises ACL by itself",
-}
 
 
 def _ask(module: ModuleType, word: str) -> None:
@@ -37,8 +31,7 @@ def _ask(module: ModuleType, word: str) -> None:
 
 
 build(sys.modules[__name__], "device_context", keys.set_one)
-for _name, _why in NOT_SUPPORTED.items():
-    _module, _, _last = f"{__name__}.{_name}".rpartition(".")
-    setattr(sys.modules[_module], _last, Absent(f"ms.device_context.{_name}", _why))
+for _part in ("ascend.op_tuning", "ascend.op_debug"):
+    vars(sys.modules[f"{__name__}.{_part}"]).update(of(f"device_context.{_part}"))
 for _kind, _word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
     _ask(sys.modules[f"{__name__}.{_kind}"], _word)

@@ -6,18 +6,20 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from msctx import devices
 from msctx.context import current, set_options
 from msctx.context.process_wide import BASE
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
+from msctx.mindspore.absent_names import NOT_READ, VARIABLES
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
 from msctx.plan import TARGETS
+from msctx.setter_functions import JIT_LEVELS
 
 GB = 2**30
 
@@ -141,6 +143,22 @@ KEYS: Mapping[str, Key] = {
     "enable_auto_mixed_precision": Key((bool,), ignored=IGNORED),
 }
 
+OF_JIT: dict[str, tuple[Any, ...]] = {
+    "jit_level": ("", *JIT_LEVELS),
+    "dynamic": (0, 1),
+    "fullgraph": (False, True),
+    "capture_mode": ("ast", "bytecode", "trace"),
+    "backend": ("", "ms_backend", "GE"),
+    "mode": ("PSJit", "PIJit"),
+    "exec_order": ("bfs", "dfs"),
+    "infer_boost": ("on", "off"),
+    "disable_format_transform": (False, True),
+    "compile_once": (False, True),
+}
+"""Parameter of MindSpore's ``jit`` → the values that it takes. The first three have an effect."""
+ANY_OF_JIT = {"ge_options": dict, "jit_config": dict, "input_signature": object, "hash_args": object}
+"""Those that take any value of a type."""
+
 
 def in_force(option: str, device: str) -> Setting | None:
     """The setting of an option that acts on a device, in this thread; also one that yields to another option."""
@@ -209,6 +227,16 @@ def store(options: Mapping[str, Any], what: str) -> None:
             warn(f"device_target={word!r}: {text}")
         set_options(given, what, absent=True)
     BASE.take_back("set_context", {*options} - {*given})
+    _tell_variables()
+
+
+@cache
+def _tell_variables() -> None:
+    """Warn once of MindSpore's variables that are set, where no option has taken their place."""
+    for name, option in VARIABLES.items():
+        is_set = os.environ.get(name, "0") not in ("", "0") and not name.startswith("HCCL")  # HCCL reads its own
+        if is_set and in_force(option.partition("=")[0], TARGETS[target()]) is None:
+            warn(f"{name}: {NOT_READ[name]}")
 
 
 def set_one(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import keys
-from msctx.mindspore.absent_names import Absent
+from msctx.mindspore.absent_names import SETTINGS, Absent, of
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
 from msctx.outside_dynamo import outside_dynamo
@@ -51,7 +51,7 @@ def set_memory(
     if any(keys.set_by(f"runtime.set_memory.{name}") for name in ("increase_size", "max_size", "optimize_level")):
         raise OptionRuntimeError([Diagnostic(what, "it can be set only once", where)])
     left = [name for name, default in (("init_size", "2GB"), ("huge_page_reserve_size", "0GB")) if rest[name] != default]
-    keys.tell_all([f"runtime.set_memory({name}): PyTorch's allocators have nothing like it" for name in left])
+    keys.tell_all([f"runtime.set_memory({name}): {SETTINGS[f'runtime.set_memory.{name}']}" for name in left])
     keys.store(options, what)
 
 
@@ -109,20 +109,13 @@ def memory_stats() -> dict[str, int]:
 
 # --- not supported --------------------------------------------------------------------------------------------------
 
-_affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES set on which cores threads run")
+globals().update(of("runtime"))
 
 
 def set_cpu_affinity(enable_affinity: bool, affinity_cpu_list: Any = None, module_to_cpu_dict: Any = None) -> None:
     """Bind threads to cores: msctx has no counterpart. False is accepted, and changes nothing; True raises."""
     if enable_affinity:
-        _affinity()
+        Absent("runtime.set_cpu_affinity")()
 
-
-communication_stream = Absent("ms.runtime.communication_stream", "torch.distributed keeps its streams to itself")
-set_kernel_launch_group = Absent("ms.runtime.set_kernel_launch_group", "PyTorch launches kernels from one thread")
-set_kernel_launch_capture = Absent(
-    "ms.runtime.set_kernel_launch_capture", "torch.cuda.graph and torch.compile(mode='reduce-overhead') capture graphs"
-)
-memory_replay = Absent("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
 
 build(sys.modules[__name__], "runtime", keys.set_one)

@@ -77,8 +77,15 @@ def get_seed() -> int | None:
     return None if setting is None else setting.value
 
 
-LEFT = ("capture_mode", "backend", "mode", "input_signature", "hash_args", "jit_config", "compile_once")
-"""What says how MindSpore reads a program, and to which of its back ends it gives it."""
+def _check(name: str, value: Any) -> None:
+    """Raise for what MindSpore's ``jit`` does not take."""
+    words = keys.OF_JIT.get(name, ())
+    if not (kind := type(words[0]) if words else keys.ANY_OF_JIT.get(name)):
+        raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
+    if type(value) is not kind if words else not isinstance(value, kind):
+        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind.__name__}, but got {type(value).__name__}.")
+    if words and value not in words:
+        raise ValueError(f"For 'jit', the parameter {name!r} must be one of {[*words]}, but got {value}.")
 
 
 def jit(
@@ -97,7 +104,8 @@ def jit(
         jit_level: ``"O0"`` runs an operator at a time; ``"O1"`` and ``"O2"`` fuse them; ``""``: what the context says.
         dynamic: 1 compiles for any shapes.
         fullgraph: what cannot be captured is an error.
-        options: what concerns MindSpore's own compiler alone, such as ``capture_mode`` and ``backend``, has no effect.
+        options: ``jit_config``, a dictionary, may hold ``jit_level``. What concerns MindSpore's own compiler alone, such as
+            ``capture_mode`` and ``backend``, is ignored with a warning.
 
     Raises:
         ValueError, TypeError: a word or a type that MindSpore does not take.
@@ -106,16 +114,18 @@ def jit(
 
     from msctx.graph import graph_mode
 
-    if unknown := [name for name in options if name not in LEFT]:
-        raise TypeError(f"jit() got an unexpected keyword argument {unknown[0]!r}")
-    if jit_level not in ("", *JIT_LEVELS):
-        raise ValueError(f"For 'jit', the parameter 'jit_level' must be one of ['O0', 'O1', 'O2'], but got {jit_level}.")
-    if type(dynamic) is not int or dynamic not in (0, 1):
-        raise ValueError(f"For 'jit', the parameter 'dynamic' must be 0 or 1, but got {dynamic}.")
-    if type(fullgraph) is not bool:
-        raise TypeError(f"For 'jit', the parameter 'fullgraph' must be bool, but got {type(fullgraph).__name__}.")
+    options = {
+        name: value for name, value in options.items() if value is not None or name not in keys.ANY_OF_JIT
+    }  # None is the default
+    for item in {"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph, **options}.items():
+        _check(*item)
+    config = {**options.pop("jit_config", {})}
+    for item in config.items():
+        _check(*item)
+    jit_level = jit_level or config.pop("jit_level", "")
+    keys.tell_all([f"ms.jit({name}): it is for MindSpore's compiler alone, and is ignored" for name in config | options])
     if function is None:
-        return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph, **options)
+        return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph)
     if not callable(function):
         raise TypeError(f"For 'jit', the parameter 'function' must be a function, but got {type(function).__name__}.")
 

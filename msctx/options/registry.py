@@ -68,22 +68,22 @@ def named(name: str) -> Option:
 
 
 @cache
-def _words() -> dict[str, dict[str, str]]:
+def vocabulary() -> dict[str, dict[str, str]]:
     """What configs/words.yaml says of words that are no options, each word with its text; read where one is met."""
     import yaml
 
-    found = yaml.safe_load((CONFIGS / "words.yaml").read_text(encoding="utf-8"))
+    found = yaml.load((CONFIGS / "words.yaml").read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {part: {word: text for text, words in rows.items() for word in words.split()} for part, rows in found.items()}
 
 
 def instead(word: str) -> str:
     """The option that is meant by a word of another vocabulary, or by ``option=value``; ``""``: none is known."""
-    return _words()["instead"].get(word.replace("'", "").lower(), "")
+    return vocabulary()["instead"].get(word.replace("'", "").lower(), "")
 
 
 def later(name: str) -> str:
     """That a later release has a key, and msctx has no option for it; ``""`` of any other."""
-    release = _words()["later"].get(name)
+    release = vocabulary()["later"].get(name)
     return f"{release}, and msctx has no such option" if release else ""
 
 
@@ -91,7 +91,7 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: An
     parts, known = spelling.split("."), instead(f"{spelling}={show(value)}") or instead(spelling)
     group = next((g for n in reversed(range(1, len(parts))) if (g := ".".join(parts[:n])) in _DICTIONARIES), "")
     text, allowed, hint = "unknown option", "", ""
-    if advice := _words()["ignored"].get(spelling):
+    if advice := vocabulary()["ignored"].get(spelling):
         text = f"MindSpore ignores it, and msctx has no such option; {advice}"
     elif newer := next(filter(None, map(later, parts)), ""):
         text, hint = newer, known or instead(parts[-1]) or "leave it out"

@@ -28,7 +28,7 @@ ANSWERS = [
     ("migrate x.py", "    enable_graph_kernel=True,  # x.py:3, jit_level='O1'"),
     (
         "migrate x.py",
-        "x.py:4:1  ms.device_context.ascend.op_debug.debug_option: no counterpart in msctx: the option op_debug_config",
+        "x.py:4:1  ms.device_context.ascend.op_debug.debug_option: not translated: the option op_debug_config",
     ),
     ("migrate x.py", "    # ctx.watch(model): memory_optimize_level acts on the models that it names"),
     (

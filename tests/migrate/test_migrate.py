@@ -44,20 +44,29 @@ def test_what_is_found_is_what_was_read(script, monkeypatch):
     assert text == golden.read_text(encoding="utf-8")
 
 
-def test_settings_of_jit_and_of_the_inner_context_are_reported(write):
-    path = write(
-        "import mindspore as ms\n"
-        "net.set_jit_config(ms.JitConfig(jit_level='O1'))\n"
-        "@ms.jit(jit_level='O2')\n"
-        "def f(x): return x\n"
-        "@ms.jit\n"
-        "def g(x): return x\n"
-        "ms.context._context().set_param('mode', 1)\n"
-        "print(ms.context._context().get_param('mode'))\n"
-    )
-    found = [(p.mark.line, p.text) for p in migrate.read(str(path)).problems]
-    assert [line for line, _ in found] == [2, 3, 7]
-    for (_, text), part in zip(
-        found, ("enable_graph_kernel", "msctx.mindspore.jit takes", "arguments of set_context"), strict=True
-    ):
-        assert part in text
+SETTINGS = """\
+net.set_jit_config(ms.JitConfig(jit_level='O1'))  # enable_graph_kernel
+ms.context._context().set_param('mode', 1)  # arguments of set_context
+print(ms.context._context().get_param('mode'))
+f = ms.jit(ms.jit(f), jit_level='O2')  # msctx.mindspore.jit takes
+os.environ["MS_COMPILER_CACHE_ENABLE"] = "1"  # use enable_compile_cache=True
+mindspore.communication.management.init()  # init_process_group()
+net = ms.amp.auto_mixed_precision(ms.nn.Dense(init.get_rank(), 3), "O2")  # allow_mix_precision_fp16
+model = train.Model(net, amp_level="O2", loss_scale_manager=manager)  # grad_scaler()
+model, profiler = train.Model(net), ms.Profiler()  # profiling_mode
+ds.config.set_prefetch_size(ds.config.get_prefetch_size())  # DataLoader
+ms.parallel.set_algo_parameters(fully_use_devices=False)  # DistributedDataParallel
+ms.runtime.set_memory("2GB")  # allocators have nothing like it
+"""
+"""Lines, with what the note on each says."""
+
+
+def test_what_is_no_option_is_named_with_what_to_do(write, monkeypatch):
+    monkeypatch.setenv("MS_COMPILER_CACHE_PATH", "somewhere")
+    imports = "import os, mindspore, mindspore as ms, mindspore.dataset as ds; from mindspore import train\n"
+    *found, of_environment = migrate.read(write(imports + SETTINGS)).problems
+    assert str(of_environment) == "the environment  MS_COMPILER_CACHE_PATH: msctx does not read it; use compile_cache_path=…"
+    expected = {n: line.partition("  # ")[2] for n, line in enumerate(SETTINGS.splitlines(), 2) if "  # " in line}
+    assert [p.mark.line for p in found] == [*expected]
+    for problem in found:
+        assert expected[problem.mark.line] in problem.text

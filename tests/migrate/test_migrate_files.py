@@ -108,6 +108,8 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path):
                 "import mindspore as ms\n",
                 "!pip list\n",
                 "files = !ls\n",
+                "%env MINDSPORE_DUMP_CONFIG=dump.json\n",
+                "print('%d files' % 3, 'why?')\n",
                 "ms?\n",
                 "n = (7\n",
                 "  % 5)\n",
@@ -120,10 +122,10 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path):
     migration = migrate.read(str(path))
     assert migration.options == {"mode": "GRAPH_MODE", "max_call_depth": 3}
     assert [str(call.mark) for call in migration.calls] == [
-        f"{path}:cell {c}:{n}:{k}" for c, n, k in ((4, 4, 5), (5, 2, 1), (5, 3, 1))
+        f"{path}:cell {c}:{n}:{k}" for c, n, k in ((2, 5, 1), (4, 4, 5), (5, 2, 1), (5, 3, 1))
     ]
-    assert [p.mark.file for p in migration.problems] == [f"{path}:cell 5"] * 2
-    assert "inside `if n`, line 2" in migration.calls[0].notes[0]
+    assert [p.mark.file for p in migration.problems] == [f"{path}:cell {c}" for c in (2, 5, 5)]
+    assert "inside `if n`, line 2" in migration.calls[1].notes[0]
     assert "# a.ipynb:cell 4:4" in migrate.as_yaml(migration)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from graph_programs import graphs
 from torch import nn
+from torch._inductor import metrics
 
 import msctx
 import msctx.mindspore as ms
@@ -67,9 +68,27 @@ def test_wrong_words_raise_as_mindspore_does():
         ({"dynamic": 2}, ValueError),
         ({"fullgraph": 1}, TypeError),
         ({"jitlevel": "O0"}, TypeError),
+        ({"backend": "inductor"}, ValueError),
+        ({"jit_config": 3}, TypeError),
+        ({"jit_config": {"jit_level": "O3"}}, ValueError),
     ):
         with pytest.raises(error):
             ms.jit(lambda x: x, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         ms.jit(1)  # type: ignore[arg-type]
-    assert ms.jit(lambda x: x + 1, capture_mode="bytecode", jit_level="O0")(torch.ones(1)) == 2
+
+
+@pytest.mark.parametrize("beside", [{"capture_mode": "bytecode"}, {"ge_options": {}}, {"jit_config": {"infer_boost": "on"}}])
+def test_what_is_for_mindspores_compiler_is_ignored_with_one_warning(beside):
+    with pytest.warns(msctx.MsctxWarning, match="for MindSpore's compiler alone, and is ignored") as issued:
+        function = ms.jit(**beside)(lambda x: x + 1)
+    assert len(issued) == 1
+    assert function(torch.ones(1)) == 2
+
+
+def test_the_level_in_jit_config_acts():
+    given = {"jit_level": "O0"}
+    metrics.reset()
+    ms.set_context(enable_graph_kernel=True)
+    assert ms.jit(lambda x: torch.relu(x) + 1, jit_config=given)(torch.ones(1)) == 2
+    assert (graphs(), metrics.generated_kernel_count, given) == (1, 0, {"jit_level": "O0"})

@@ -193,6 +193,8 @@ MESSAGES = [
     ({"jit_config": {"jit_level": "O3"}, "foo": 1}, r"(?s)'O3' is not allowed\n      allowed: O0, O1, O2\n.*foo: unknown key"),
     ({"jit_config": {"jit_levl": "O1"}}, r"did you mean jit_level\?\n      allowed: jit_level, infer_boost"),
     ({"deterministic": "on"}, "allowed: ON, OFF\n"),
+    ({"enable_parallel_optimizer": True}, "torch.distributed with DDP or FSDP"),
+    ({"amp_level": "O2"}, "precision_mode=allow_mix_precision_fp16"),
     ({"mode": 2}, "allowed: 0, 1\n"),
 ]
 
@@ -277,3 +279,12 @@ def test_defaults_that_follow_the_target_and_the_environment(monkeypatch):
     assert ms.get_context("memory_optimize_level") == 1
     monkeypatch.setenv("DEVICE_ID", "3")
     assert ms.get_context("device_id") == 3
+
+
+def test_variables_that_msctx_does_not_read_are_told_once(monkeypatch):
+    keys._tell_variables.cache_clear()
+    monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", "dump.json")
+    monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "1")
+    with pytest.warns(MsctxWarning, match="MINDSPORE_DUMP_CONFIG: msctx does not read it; use dump_config") as issued:
+        [ms.set_context(**{name: value}) for name, value in (("enable_compile_cache", True), ("max_call_depth", 2000))]
+    assert len(issued) == 1
