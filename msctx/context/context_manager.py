@@ -132,8 +132,8 @@ class Context:
         """Decorate a function: each call runs inside the context."""
         if inspect.isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
-        refuse_lazy(function)
         self.is_unused = False
+        refuse_lazy(function)
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -307,13 +307,13 @@ def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
     mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
     if mine is None:
-        raise ScopeError(f"the {context.origin} is not open in this thread; a context is left by the thread that entered it")
+        raise ScopeError(f"the {context.origin} is not open in this thread; msctx.current().bind(fn) carries it into others")
     mine.leaving = True  # from here on whoever is next in this thread would close it
     inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
     if inside and error is None:
         raise ScopeError(
-            f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
-            "together when the inner one is left"
+            f"the {context.origin} was left before the {inside[-1].context.origin} inside it: leave the inner one first, as "
+            "`with` does. Both stay in force, and close together when the inner one is left"
         )
     if inside and isinstance(error, GeneratorExit):  # it has passed none of these
         warn(

@@ -16,7 +16,7 @@ from msctx.notices import warn
 from msctx.options import Layer, Settings, find
 from msctx.options.algorithm_policy import RULES
 from msctx.options.layer_sources import layer_of, with_preset
-from msctx.plan import Plan
+from msctx.plan import Plan, Row
 from msctx.themes import INVARIANT, NEED_CORE, SHOW_FREE, Facts
 
 NOTHING = planning.make(Settings(), Facts())
@@ -112,10 +112,10 @@ def refuse(plan: Plan) -> None:
         raise StrictError.of([str(row) for row in plan.unserved], 'fallback="error"')
 
 
-def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
-    """One warning for each option without effect; *own*: only for what these layers set, and what took effect in the
-    *outer* plan and is so no longer."""
-    if not (failing := [*plan.failing, *plan.incomplete]):
+def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING, told: Sequence[Row] = ()) -> None:
+    """One warning for each option without effect that was not *told*; *own*: only for what these layers set, and what took effect in
+    the *outer* plan and is so no longer."""
+    if not (failing := [row for row in (*plan.failing, *plan.incomplete) if row not in told]):
         return
     spellings = None if own is None else {*outer.applied, *(s for layer in own for s in layer.settings)}
     for row in failing:

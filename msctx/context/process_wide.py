@@ -155,7 +155,7 @@ class Base:
             self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
-        warn_failing(plan, None)  # before anything is written: warnings may be errors
+        warn_failing(plan, None, told=[r for r in (*self.plan.failing, *self.plan.incomplete) if r.spelling not in just_set])
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with put_off(), uninterrupted():  # values and switches change together
             self._check_threads(plan.written, fresh)

@@ -136,8 +136,8 @@ class Reader:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         first, _, rest = function.partition(".")
         last = rest.rpartition(".")[2] or first
-        names = [*accumulate(function.split("."), "{}.{}".format), f"{first}.{last}", last]
-        names += [f"{last}.{keyword.arg}" for keyword in call.keywords]
+        parts = [f"{last}.{keyword.arg}" for keyword in call.keywords]
+        names = [*accumulate(function.split("."), "{}.{}".format), f"{first}.{last}", last, *parts]
         reasons = dict.fromkeys(NO_COUNTERPART[name] for name in names if name in NO_COUNTERPART)
         if reasons and not last.startswith("get_") and (function != "jit" or call.keywords):
             return f"not translated: {'; '.join(reasons)}"

@@ -143,10 +143,11 @@ KEYS: Mapping[str, Key] = {
     "enable_auto_mixed_precision": Key((bool,), ignored=IGNORED),
 }
 
-OF_JIT: dict[str, tuple[Any, ...]] = {
+OF_JIT: Mapping[str, Any] = {
     "jit_level": ("", *JIT_LEVELS),
     "dynamic": (0, 1),
     "fullgraph": (False, True),
+    # what has no effect
     "capture_mode": ("ast", "bytecode", "trace"),
     "backend": ("", "ms_backend", "GE"),
     "mode": ("PSJit", "PIJit"),
@@ -154,10 +155,10 @@ OF_JIT: dict[str, tuple[Any, ...]] = {
     "infer_boost": ("on", "off"),
     "disable_format_transform": (False, True),
     "compile_once": (False, True),
+    **dict.fromkeys(("ge_options", "jit_config"), dict | None),
+    **dict.fromkeys(("input_signature", "hash_args"), object),
 }
-"""Parameter of MindSpore's ``jit`` → the values that it takes. The first three have an effect."""
-ANY_OF_JIT = {"ge_options": dict, "jit_config": dict, "input_signature": object, "hash_args": object}
-"""Those that take any value of a type."""
+"""Parameter of MindSpore's ``jit`` → the values that it takes, or their type."""
 
 
 def in_force(option: str, device: str) -> Setting | None:

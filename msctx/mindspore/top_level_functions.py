@@ -79,13 +79,14 @@ def get_seed() -> int | None:
 
 def _check(name: str, value: Any) -> None:
     """Raise for what MindSpore's ``jit`` does not take."""
-    words = keys.OF_JIT.get(name, ())
-    if not (kind := type(words[0]) if words else keys.ANY_OF_JIT.get(name)):
+    if (takes := keys.OF_JIT.get(name)) is None:
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
-    if type(value) is not kind if words else not isinstance(value, kind):
-        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind.__name__}, but got {type(value).__name__}.")
-    if words and value not in words:
-        raise ValueError(f"For 'jit', the parameter {name!r} must be one of {[*words]}, but got {value}.")
+    kind = type(takes[0]) if isinstance(takes, tuple) else takes
+    if type(value) is not kind if isinstance(takes, tuple) else not isinstance(value, kind):
+        kind = getattr(kind, "__name__", kind)
+        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind}, but got {type(value).__name__}.")
+    if isinstance(takes, tuple) and value not in takes:
+        raise ValueError(f"For 'jit', the parameter {name!r} must be one of {[*takes]}, but got {value}.")
 
 
 def jit(
@@ -114,16 +115,17 @@ def jit(
 
     from msctx.graph import graph_mode
 
-    options = {
-        name: value for name, value in options.items() if value is not None or name not in keys.ANY_OF_JIT
-    }  # None is the default
-    for item in {"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph, **options}.items():
-        _check(*item)
-    config = {**options.pop("jit_config", {})}
-    for item in config.items():
-        _check(*item)
-    jit_level = jit_level or config.pop("jit_level", "")
-    keys.tell_all([f"ms.jit({name}): it is for MindSpore's compiler alone, and is ignored" for name in config | options])
+    for given in (
+        {"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph},
+        options,
+        options.get("jit_config") or {},
+    ):
+        for item in given.items():
+            _check(*item)
+    ignored = {**(options.pop("jit_config", None) or {}), **options}
+    jit_level = jit_level or ignored.pop("jit_level", "")
+    named = (name for name, value in ignored.items() if value is not None)
+    keys.tell_all([f"ms.jit({name}): only MindSpore's compiler has this setting, and it is ignored" for name in named])
     if function is None:
         return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph)
     if not callable(function):

@@ -139,7 +139,7 @@ class Choices(Rows[Choice]):
     The core keeps some 4,000 rows of a context and drops those that were used longest ago: ``dropped`` is how many.
     """
 
-    EMPTY = "no convolution or matmul has run under a policy"
+    EMPTY = "no convolution or matmul has run under an option for its algorithm"
     ROW, NESTED = Choice, {"problem": ConvProblem}
 
     def _table(self) -> tuple[list[str], Iterator[list[Any]]]:

@@ -398,7 +398,7 @@ class Fields(Kind):
 
 def _dictionary(value: Any) -> dict[Any, Any]:
     if not isinstance(value, dict):
-        raise BadValue(f"{show(value)} is not a dictionary", allowed='{"key": value}')
+        raise BadValue(f"{show(value)} is not a dictionary", allowed='{"key": value}; in YAML `key: value`, each on a line')
     return value
 
 

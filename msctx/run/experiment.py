@@ -200,7 +200,7 @@ class _Source:
         for word in words:
             key, equals, text = ("preset=" * (word in presets()) + word).partition("=")
             if not equals or not key:
-                self.report(word, "is not key=value")
+                self.report(word, "is not key=value", hint="arguments of a script are args.name=value" * word.startswith("-"))
                 continue
             if key in given:
                 self.report(key, "is given twice")
@@ -303,7 +303,7 @@ def _resolve(experiment: Experiment, entry: str) -> Entry:
     if target.endswith(".py"):
         path = next((p for p in (base / target, Path(target)) if os.path.isfile(p)), None)
         if path is None:
-            raise EntryError(f"entry {entry!r}: there is no file {target} beside {experiment.file or 'the command'}")
+            raise EntryError(f"entry {entry!r}: there is no file {target} in {base.absolute()}")
         if not name:
             return _script(path.resolve(), experiment.args)
         function = _import(lambda: _load_file(path.resolve()), entry)

@@ -281,6 +281,13 @@ def test_defaults_that_follow_the_target_and_the_environment(monkeypatch):
     assert ms.get_context("device_id") == 3
 
 
+def test_what_is_overridden_is_told_once():
+    ms.set_context(memory_optimize_level="O1")
+    with pytest.warns(MsctxWarning, match="memory_optimize_level='O1' on cpu: inert: overridden"):
+        ms.runtime.set_memory(optimize_level="O0")
+    ms.set_context(max_call_depth=2000)
+
+
 def test_variables_that_msctx_does_not_read_are_told_once(monkeypatch):
     keys._tell_variables.cache_clear()
     monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", "dump.json")

@@ -54,7 +54,7 @@ def test_a_script_that_ends_itself(make):
     [
         ("def train(): pass", "job_of_a_test.py:trian", "has no 'trian'; did you mean train?"),
         ("f = 5", "job_of_a_test.py:f", "f is not a function"),
-        ("", "nowhere.py:f", "there is no file nowhere.py beside"),
+        ("", "nowhere.py:f", "there is no file nowhere.py in "),
         ("", "no_such_module_here:f", "no module named 'no_such_module_here'"),
         ("", "justaname", "write package.module:function"),
         ("import no_such_thing_here", "job_of_a_test.py:f", "no module named 'no_such_thing_here'"),
