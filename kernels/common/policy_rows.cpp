@@ -97,7 +97,7 @@ std::string Policy::too_inexact(const ConvRow& row) const {
 }
 
 Merit merit_of(const ConvRow& row, const ConvCall& call) {
-  const auto merit = call.keeps_weight && row.merit_of_kept ? row.merit_of_kept : row.merit;
+  const auto merit = call.keeps_weight && call.channels_last && row.merit_of_kept ? row.merit_of_kept : row.merit;
   return merit ? merit(call.problem, op_of(row.direction, call.transposed)) : Merit::last_resort;
 }
 

@@ -67,7 +67,7 @@ Merit depthwise(const ConvProblem& p, Op op) {
 
 // By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast.
 Merit by_panels(const ConvProblem& p, Op) {
-  const int64_t rows = volume(p.in);
+  const int64_t rows = p.n * volume(p.in);
   const bool pays = Vec::width == 16 && p.dtype == DType::f32 && rows >= 4 && rows <= 512 && smaller(p.c, p.k) >= 64;
   return pays ? Merit::beats_torch : Merit::fair;
 }
@@ -75,7 +75,7 @@ Merit by_panels(const ConvProblem& p, Op) {
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
-    {fprop, "implicit_gemm", &conv_product, fair},
+    {fprop, "implicit_gemm", &conv_product, fair, nullptr, by_panels},
     {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "direct", &conv_depthwise, depthwise},

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as fn
 
 import msctx
+from msctx.native import core
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WINOGRAD = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "winograd", "fallback": "error"}
@@ -264,6 +265,22 @@ def test_panels_are_kept_of_frozen_weights_in_inference_alone() -> None:
     assert counted(ctx, "matmul") == (0, 1)
     with msctx.context(**STRICT, max_device_memory="0.5GB", frozen_weights=True) as ctx:
         assert bits([fn.linear(x, w)]) == bits([fn.linear(x, w)])
+
+
+@torch.no_grad()
+def test_normal_takes_panels_where_rows_are_few() -> None:
+    if core.load().isa() != "avx512":
+        pytest.skip("they are measured to pay on AVX-512 alone")
+    w, bias = weight(70, 80).requires_grad_(), weight(70)
+    ran = {}
+    for frozen in (False, True):
+        with msctx.context(matmul_algo="normal", conv_fprop_algo="normal", frozen_weights=frozen) as ctx:
+            products(9, w, bias)
+        ran[frozen] = {(row.direction, row.ran) for row in ctx.choices()}
+    assert ran == {
+        False: {("matmul", "torch"), ("fprop", "torch")},
+        True: {("matmul", "strict"), ("fprop", "implicit_gemm")},
+    }
 
 
 @pytest.mark.full

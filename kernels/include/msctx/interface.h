@@ -194,7 +194,7 @@ struct ConvRow {
   const struct ConvAlgorithm* algorithm;
   Merit (*merit)(const struct ConvProblem MSCTX_REF, Op);  // null: nothing is expected
   bool (*exists)(Op) MSCTX_ZERO;  // null: for all; another Op has none of this name, and does not list it
-  Merit (*merit_of_kept)(const struct ConvProblem MSCTX_REF, Op) MSCTX_ZERO;  // where ConvCall::keeps_weight; null: the same
+  Merit (*merit_of_kept)(const struct ConvProblem MSCTX_REF, Op) MSCTX_ZERO;  // where ConvCall::keeps_weight, in channels_last; null: the same
 };
 struct ConvTable {
   const char* isa;
