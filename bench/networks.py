@@ -86,12 +86,18 @@ class GPT2(nn.Module):
         return scores
 
 
-B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
+def efficientnet_b0() -> nn.Module:
+    b0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
+    network = Scores("EfficientNet", **b0, dropout_rate=0.0, drop_connect_rate=0.0)
+    network.model.efficientnet.pooler = nn.AdaptiveAvgPool2d(1)  # OpenVINO takes none with a window beyond the image
+    return network
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ResNet-50": partial(Scores, "ResNet"),
     "VGG-16": vgg16,
     "MobileNetV2": mobilenet_v2,
-    "EfficientNet-B0": partial(Scores, "EfficientNet", **B0, dropout_rate=0.0, drop_connect_rate=0.0),
+    "EfficientNet-B0": efficientnet_b0,
     "RegNetY-3.2GF": partial(Scores, "RegNet", hidden_sizes=[72, 216, 576, 1512], depths=[2, 5, 13, 1], groups_width=24),
     "ConvNeXt-T": partial(Scores, "ConvNext", layer_scale_init_value=0.1),
     "ViT-B/16": partial(Scores, "ViT"),
