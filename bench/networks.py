@@ -87,7 +87,7 @@ class GPT2(nn.Module):
 
 
 def efficientnet_b0() -> nn.Module:
-    b0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
+    b0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
     network = Scores("EfficientNet", **b0, dropout_rate=0.0, drop_connect_rate=0.0)
     network.model.efficientnet.pooler = nn.AdaptiveAvgPool2d(1)  # OpenVINO takes none with a window beyond the image
     return network
@@ -118,10 +118,8 @@ def made(name: str) -> nn.Module:
     network = NETWORKS[name]().train()
     norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
     for norm in norms:
-        norm.momentum = 1.0
+        norm.momentum = 1.0  # in a step of training, too: its result does not depend on it
     if norms:
         with torch.no_grad():
             network(inputs(name, 4))
-    for norm in norms:
-        norm.momentum = 0.1
     return network
