@@ -3,7 +3,7 @@
 PyTorch's ways are eager code and inductor, for inference also inductor with freezing; ours are eager code and graph mode, under
 ``normal`` and under ``performance``, for inference with ``frozen_weights=True``. Images go through eager code in both memory formats.
 Of a side the fastest way counts. PyTorch's ways run a second time beside the others (A/A). Errors are those of the result against
-float64, over its largest value; for a training step those of the last weight's gradient in the first step.
+float64, over its largest value; for a training step those of the first weight's gradient in the first step.
 
 What the processes of a run share lies in a temporary folder: inductor's cache, the networks that other runtimes read, and the tuning
 file, whose choices settle when three processes agree. Neither compiling nor the measuring for the tuning file is timed.
@@ -50,18 +50,18 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 def step_of(model: Any, is_training: bool) -> Step:
-    """What is timed: the output of a network, or a step of its training, which gives the last weight's gradient."""
+    """What is timed: the output of a network, or a step of its training, which gives the first weight's gradient."""
     if not is_training:
         return model  # type: ignore[no-any-return]
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    *_, weight = (p for p in model.parameters() if p.dim() > 1)
+    weight = next(p for p in model.parameters() if p.dim() > 1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         scores = model(x).flatten(0, -2)  # of each image, or of each word
         torch.nn.functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.long)).backward()
-        gradient: torch.Tensor = weight.grad.clone()
         optimizer.step()
+        gradient: torch.Tensor = weight.grad  # the next step makes another
         return gradient
 
     return step
@@ -69,15 +69,18 @@ def step_of(model: Any, is_training: bool) -> Step:
 
 def left_unmeasured(one: contest.Contender) -> int:
     """Let ``performance`` measure, which a moment of other load puts off by a second. For how many problems it has not."""
-    left = 0
+    left: set[Any] = set()
     with suppress(Exception):  # the contest reports it
         for _ in range(3):
             with (context := one.scope()):
                 one.run(0)
-            if not (left := sum("not measured" in "".join(row.reasons[:1]) for row in context.choices())):
+            rows = [((row.direction, row.problem), "not measured" in "".join(row.reasons[:1])) for row in context.choices()]
+            rows += [(row.id, "not measured" in row.way) for row in context.graphs()]
+            left = {about for about, waits in rows if waits} - {about for about, waits in rows if not waits}
+            if not left:
                 break
             time.sleep(1.1)
-    return left
+    return len(left)
 
 
 def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
@@ -100,7 +103,8 @@ def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dic
                 models[f].load_state_dict(plain.state_dict())  # the steps of others have changed it
             with torch.set_grad_enabled(is_training):
                 result = step(by_format[f][number % 3])
-            first.setdefault((side, label), result.detach().clone())
+            if (side, label) not in first:
+                first[side, label] = result.detach().clone()
 
         contenders.append(contest.Contender(side, label, scope, run))
 
@@ -128,6 +132,7 @@ def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dic
         for other, infer in runtimes.installed(plain, sets[0], torch.get_num_threads(), folder, exported).items():
             enter(other, "", "channels_first", nullcontext, infer)
     unmeasured = sum(left_unmeasured(one) for one in contenders if one.side == "performance")
+    first.clear()  # what measured may have computed otherwise than what is timed
     ms = contest.fastest([*contenders, *again], given.seconds)
     told = {"ms": ms, "unmeasured": unmeasured}
     if given.without_errors:
@@ -166,6 +171,8 @@ def tables(of: summary.Summary) -> summary.Tables:
     """One for each phase, and below it the means."""
     lines: list[str] = []
     for (phase,), rows in summary.by(of["rows"], "phase").items():
+        for row in rows:  # what failed in one process is no figure
+            row["errors"] = {side: e for side, e in row["errors"].items() if all(side in one["ms"] for one in row["processes"])}
         sides = [side for side in OTHERS if any(side in row["errors"] for row in rows)]
         cells: list[list[Any]] = []
         medians: dict[str, list[float]] = {side: [] for side in sides}
@@ -178,7 +185,7 @@ def tables(of: summary.Summary) -> summary.Tables:
             for side, figure in own.items():
                 medians[side].append(figure["median"])
             shown = [figures.text(own[side], again, len(each)) if side in own else "" for side in sides]
-            errors = ", ".join(f"{row['errors'][side]:.0e}" for side in ("torch", *own))
+            errors = ", ".join(f"{row['errors'][side]:.0e}" if side in row["errors"] else "-" for side in ("torch", *sides))
             cells.append(
                 [row["network"], row["batch"], row["threads"], f"{ms:.3g}, {ways}", figures.ends(again), *shown, errors]
             )
