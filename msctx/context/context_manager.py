@@ -307,14 +307,13 @@ def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
     mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
     if mine is None:
-        raise ScopeError(f"the {context.origin} is not open in this thread; msctx.current().bind(fn) carries it into others")
+        what = f"the {context.origin} is not open in this thread: leave it once, in the thread that entered it"
+        raise ScopeError(f"{what}; msctx.current().bind(fn) carries it into others")
     mine.leaving = True  # from here on whoever is next in this thread would close it
     inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
     if inside and error is None:
-        raise ScopeError(
-            f"the {context.origin} was left before the {inside[-1].context.origin} inside it: leave the inner one first, as "
-            "`with` does. Both stay in force, and close together when the inner one is left"
-        )
+        what = f"the {context.origin} was left before the {inside[-1].context.origin} inside it: leave the inner one first"
+        raise ScopeError(f"{what}, as `with` does. Both stay in force, and close together when the inner one is left")
     if inside and isinstance(error, GeneratorExit):  # it has passed none of these
         warn(
             f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"

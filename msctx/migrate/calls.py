@@ -33,7 +33,7 @@ PARAMETERS = {
 
 NO_COUNTERPART = SETTINGS | {
     "set_dump": "msctx.set_dump(module) marks what dump_config dumps with dump_mode 2",
-    "jit": "msctx.mindspore.jit takes its settings; jit_level, dynamic and fullgraph have an effect",
+    "jit": "msctx.mindspore.jit takes these; only jit_level, dynamic and fullgraph have an effect",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
 ASKING = (

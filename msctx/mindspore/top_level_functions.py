@@ -115,17 +115,17 @@ def jit(
 
     from msctx.graph import graph_mode
 
-    for given in (
-        {"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph},
-        options,
-        options.get("jit_config") or {},
-    ):
+    config = options.get("jit_config") or {}
+    for given in ({"jit_level": jit_level, "dynamic": dynamic, "fullgraph": fullgraph}, options, config):
         for item in given.items():
             _check(*item)
-    ignored = {**(options.pop("jit_config", None) or {}), **options}
-    jit_level = jit_level or ignored.pop("jit_level", "")
-    named = (name for name, value in ignored.items() if value is not None)
-    keys.tell_all([f"ms.jit({name}): only MindSpore's compiler has this setting, and it is ignored" for name in named])
+    jit_level = jit_level or config.get("jit_level", "")
+    named = [name for name, value in options.items() if value is not None and name != "jit_config"]
+    named += [f"jit_config.{name}" for name in config if name != "jit_level"]
+    own = "it is read only as an argument of jit, and ignored here"
+    why = {"jit_config.dynamic": own, "jit_config.fullgraph": own}
+    others = "only MindSpore's compiler has this setting, and it is ignored"
+    keys.tell_all([f"ms.jit({name}): {why.get(name, others)}" for name in named])
     if function is None:
         return functools.partial(jit, jit_level=jit_level, dynamic=dynamic, fullgraph=fullgraph)
     if not callable(function):

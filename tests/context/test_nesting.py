@@ -86,7 +86,7 @@ def test_exit_from_another_thread(exact_state: State) -> None:
     before = exact_state()
     with msctx.context(runtime_num_threads=1) as ctx:
         inside = exact_state()
-        with pytest.raises(ScopeError, match="not open in this thread"):
+        with pytest.raises(ScopeError, match="not open in this thread: leave it once, in the thread that entered it"):
             in_thread(lambda: ctx.__exit__(None, None, None))
         assert exact_state() == inside
     assert exact_state() == before

@@ -104,6 +104,7 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
     with msctx.context(**REQUESTED) as ctx, torch.no_grad(), generated() as code:
         torch.testing.assert_close(model(x), right, rtol=1e-4, atol=1e-5)
     assert not re.search(r"\bs\d+\b", "".join(code)), "it is compiled for this shape alone: of others inductor packs no weights"
+    assert any(code) == (chosen != contest.EAGER)
     assert way(ctx) == f"{words}, from the tuning file"
     assert made == {contest.OURS: [False], contest.FROZEN: [True], contest.EAGER: []}[chosen], "the winner alone is compiled"
     assert not ran

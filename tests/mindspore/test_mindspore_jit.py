@@ -80,15 +80,22 @@ def test_wrong_words_raise_as_mindspore_does():
 
 @pytest.mark.parametrize("beside", [{"capture_mode": "bytecode"}, {"ge_options": {}}, {"jit_config": {"infer_boost": "on"}}])
 def test_what_is_for_mindspores_compiler_is_ignored_with_one_warning(beside):
-    with pytest.warns(msctx.MsctxWarning, match="only MindSpore's compiler has this setting") as issued:
+    with pytest.warns(msctx.MsctxWarning, match=r"^ms\.jit\([\w.]+\): only MindSpore's compiler has this setting") as issued:
         function = ms.jit(**beside)(lambda x: x + 1)
     assert len(issued) == 1
     assert function(torch.ones(1)) == 2
 
 
-def test_the_level_in_jit_config_acts():
-    given = {"jit_level": "O0"}
+@pytest.mark.parametrize(("name", "value"), [("fullgraph", True), ("dynamic", 1)])
+def test_what_is_read_only_as_an_argument_is_ignored_in_jit_config(name, value):
+    with pytest.warns(msctx.MsctxWarning, match=rf"^ms\.jit\(jit_config\.{name}\): it is read only as an argument"):
+        ms.jit(lambda x: x, jit_config={name: value})
+
+
+@pytest.mark.filterwarnings("error::msctx.MsctxWarning")
+@pytest.mark.parametrize(("given", "level"), [({"jit_level": "O0"}, ""), ({"jit_level": "O1"}, "O0")])
+def test_the_level_in_jit_config_acts_unless_jit_has_its_own(given, level):
     metrics.reset()
     ms.set_context(enable_graph_kernel=True)
-    assert ms.jit(lambda x: torch.relu(x) + 1, jit_config=given)(torch.ones(1)) == 2
-    assert (graphs(), metrics.generated_kernel_count, given) == (1, 0, {"jit_level": "O0"})
+    assert ms.jit(lambda x: torch.relu(x) + 1, jit_level=level, jit_config={**given})(torch.ones(1)) == 2
+    assert (graphs(), metrics.generated_kernel_count) == (1, 0)

@@ -283,9 +283,10 @@ def test_defaults_that_follow_the_target_and_the_environment(monkeypatch):
 
 def test_what_is_overridden_is_told_once():
     ms.set_context(memory_optimize_level="O1")
-    with pytest.warns(MsctxWarning, match="memory_optimize_level='O1' on cpu: inert: overridden"):
+    with pytest.warns(MsctxWarning, match="memory_optimize_level='O1' on cpu: inert: overridden") as issued:  # noqa: PT031
         ms.runtime.set_memory(optimize_level="O0")
-    ms.set_context(max_call_depth=2000)
+        ms.set_context(max_call_depth=2000)
+    assert sum("overridden" in str(one.message) for one in issued) == 1
 
 
 def test_variables_that_msctx_does_not_read_are_told_once(monkeypatch):
