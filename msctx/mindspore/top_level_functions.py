@@ -122,8 +122,8 @@ def jit(
     jit_level = jit_level or config.get("jit_level", "")
     named = [name for name, value in options.items() if value is not None and name != "jit_config"]
     named += [f"jit_config.{name}" for name in config if name != "jit_level"]
-    own = "it is read only as an argument of jit, and ignored here"
-    why = {"jit_config.dynamic": own, "jit_config.fullgraph": own}
+    argument = "it is read only as an argument of jit, and ignored here"
+    why = {"jit_config.dynamic": argument, "jit_config.fullgraph": argument}
     others = "only MindSpore's compiler has this setting, and it is ignored"
     keys.tell_all([f"ms.jit({name}): {why.get(name, others)}" for name in named])
     if function is None:
