@@ -19,7 +19,7 @@ from msctx.graph import report
 from msctx.native import core
 from msctx.notices import warn
 from msctx.observers import compile_trace
-from msctx.options.switch_values import Compilation
+from msctx.options.switch_values import ALL, BUFFER, Compilation
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
 
@@ -37,7 +37,8 @@ class Backend:
         _note_forwards()
         compile_trace.draw(graph)
         if (library := core.loaded()) is not None:
-            given = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
+            there = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
+            given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
         made = self._compile(graph, inputs)
         return _stop if self.wanted.only else made
@@ -94,7 +95,8 @@ def _compiler(wanted: Compilation, graph: torch.fx.GraphModule, inputs: Sequence
         return aot_eager
     if on_npu:
         return _torchair(wanted)
-    if wanted.races and not (wanted.only or wanted.region or _draws(graph)):
+    unfused = (BUFFER, ALL, "off") in wanted.fusion_switches
+    if wanted.races and not (wanted.only or wanted.region or unfused or compile_trace.is_kept() or _draws(graph)):
         from msctx.graph.contest import entered
 
         return functools.partial(entered, wanted)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import clone_input
+from torch._inductor.codecache import PyCodeCache
 
 from msctx.errors import named
 from msctx.graph import inductor_compile, report
 from msctx.graph.inductor_passes import own_code
-from msctx.native import core, tuning_in_library
+from msctx.native import core, policy_and_choices, tuning_in_library
 from msctx.native.tuning_file import GRAPH, Entry, Key
 from msctx.native.tuning_in_library import Permission
 from msctx.notices import warn
@@ -95,6 +99,23 @@ def _key(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> K
     return Key(GRAPH, f"{len(graph.graph.nodes)} nodes, {digest}", torch.get_num_threads(), "")
 
 
+@dataclass(slots=True, eq=False)
+class _Frozen:
+    """Code that holds weights as constants: which they are, while they live, where and of which version, and their bytes.
+
+    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone.
+    """
+
+    run: Run
+    weights: list[weakref.ref[torch.Tensor]]
+    state: list[tuple[int, int]]
+    prints: list[tuple[int, int]]
+    policy: int
+
+    def is_for(self, weights: Sequence[torch.Tensor]) -> bool:
+        return all(ref() is weight for ref, weight in zip(self.weights, weights, strict=True))
+
+
 class _Graph:
     """A graph, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
 
@@ -104,20 +125,25 @@ class _Graph:
         self.key = _key(wanted, graph, inputs)
         marks = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
         self.places = [place for place, mark in enumerate(marks) if "_dynamo_static_input_type" in mark]
-        self.frozen: tuple[list[Any], Run | None, list[Any]] = [], None, []  # the state of weights, the code for it, and they
-        self.sets, self.due, self.choice = 0, 0.0, ""
+        self.frozen: _Frozen | None = None
+        self.lock = threading.RLock()  # held while this or ours is made
+        self.sets, self.due, self.choice, self.words = 0, 0.0, "", ""
         told.text = f"{OURS}: not measured yet"
         known = tuning_in_library.graph(self.file, self.key)
         if known is not None and (known.is_settled or _rival(known)[1] >= CLEAR):
-            self.choice, told.text = known.ran, f"{_words(known)}, from the tuning file"
+            self.choice, self.words = known.ran, f"{_words(known)}, from the tuning file"
+            told.text = self.words
         self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, inputs)
 
     def run(self, *args: Any) -> Any:
-        if self.choice in (FROZEN, EAGER) and (theirs := self._theirs(self.choice, args)):
+        choice = self.choice
+        if choice in (FROZEN, EAGER) and (theirs := self._theirs(choice, args)):
+            self.told.text = self.words
             with _trial(TORCHS):
                 return theirs(*args)
         if self.ours is None:
-            self.ours = inductor_compile.compiled_later(self.wanted, self.graph, args)
+            with self.lock:
+                self.ours = self.ours or inductor_compile.compiled_later(self.wanted, self.graph, args)
         return self.ours(*args) if self.choice or time.monotonic() < self.due else self._run_and_measure(self.ours, args)
 
     def _theirs(self, way: str, args: Sequence[Any]) -> Run | None:
@@ -125,34 +151,56 @@ class _Graph:
         if way == EAGER:
             return self.graph.forward
         weights = [args[place] for place in self.places]
-        state, (known, made, _) = [*map(id, weights), *inductor_compile.state_of(weights)], self.frozen
-        if state == known and made:
-            return made
+        known, now = self.frozen, policy_and_choices.times
+        if known and known.policy == now and known.is_for(weights) and known.state == inductor_compile.state_of(weights):
+            return known.run
+        with self.lock:
+            return self._compared_or_made(weights, args)
+
+    def _compared_or_made(self, weights: list[torch.Tensor], args: Sequence[Any]) -> Run | None:
+        """What was made by another thread or for the same bytes, else it is made."""
+        known, now, state = self.frozen, policy_and_choices.times, inductor_compile.state_of(weights)
+        is_for_these = known is not None and known.is_for(weights)
+        if known and is_for_these and known.state == state and (known.policy == now or known.prints == _prints(weights)):
+            known.policy = now
+            return known.run
+        if is_for_these:
+            self.frozen = None
         if self.sets == SETS:
             self.told.text = f"{OURS}: the weights were others {SETS} times"
             return None
         self.sets += 1
-        if made and state[: len(weights)] == known[: len(weights)]:
+        if is_for_these:
             warn(f"frozen_weights: weights have changed. {inductor_compile.AGAIN}")
         try:
-            made = self._freeze(args)
+            prints, made = _prints(weights), self._freeze(args)
         except Exception as error:
             self.choice, self.told.text = OURS, f"{OURS}: PyTorch cannot freeze it, {named(error).splitlines()[0]}"
             return None
-        self.frozen = state, made, weights
+        self.frozen = _Frozen(made, [weakref.ref(weight, self._forget) for weight in weights], state, prints, now)
         return made
+
+    def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:
+        """Compiled code belongs to the forward of a class, and outlives the weights of a model."""
+        if self.frozen and gone in self.frozen.weights:
+            self.frozen = None
 
     def _freeze(self, args: Sequence[Any]) -> Run:
         graph, others = inductor_compile.copy_of(self.graph), [*args]
         placeholders = graph.graph.find_nodes(op="placeholder")
         for place in reversed(self.places):
             node, name = placeholders[place], f"weight_{place}"
-            graph.register_buffer(name, others.pop(place))
+            graph.register_buffer(name, others.pop(place).detach())  # the weight itself may die
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.get_attr(name))
             graph.graph.erase_node(node)
         graph.recompile()
-        made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, others)
+        with compile_lock:
+            modules, before = PyCodeCache.modules, len(PyCodeCache.modules)
+            made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, others)
+            for module in modules[before:]:  # they have the constants, and inductor keeps them as long as the process lives
+                sys.modules.pop(module.__name__, None)
+            del modules[before:]
         given = sorted({*range(len(args))}.difference(self.places))
         return lambda *args: made(*(args[place] for place in given))
 
@@ -164,11 +212,13 @@ class _Graph:
             self.told.text = f"{OURS}: not measured, {WHY.get(said, 'since another is, several processes run, or time is up')}"
             return ours(*args)
         try:
+            if self.choice:  # another thread's
+                return ours(*args)
             weights = [args[place] for place in self.places]
             buffers = [weight for weight in weights if not isinstance(weight, torch.nn.Parameter)]
-            before, copies = inductor_compile.state_of(weights), [buffer.clone() for buffer in buffers]
+            before = inductor_compile.state_of(weights), _prints(buffers)
             result = ours(*args)
-            if inductor_compile.state_of(weights) != before or not all(map(torch.equal, copies, buffers)):
+            if (inductor_compile.state_of(weights), _prints(buffers)) != before:
                 self.choice, self.told.text = OURS, f"{OURS}: it changes its weights"
             else:
                 self._measure(ours, [one if place in self.places else _copied(one) for place, one in enumerate(args)])
@@ -192,14 +242,15 @@ class _Graph:
                 self.due, self.told.text = time.monotonic() + PAUSE, f"{OURS}: not measured, {WHY[Permission.BUSY]}"
                 return
             entry = _verdict(self.key, times)
-            self.choice, self.told.text = entry.ran, _words(entry)
+            self.told.text = self.words = _words(entry)
+            self.choice = entry.ran
             tuning_in_library.keep_graph(self.file, entry)
         except Exception as error:  # such as out of memory
             self.choice, self.told.text = OURS, f"{OURS}: not measured, {named(error).splitlines()[0]}"
         finally:
             core.load().c.msctx_look_away(looked_away)
             if self.choice in (OURS, EAGER):
-                self.frozen = [], None, []
+                self.frozen = None
 
 
 def _times(runs: Mapping[str, Run], ask: Callable[[], Permission]) -> dict[str, list[float]] | None:
@@ -240,6 +291,12 @@ def _rival(entry: Entry) -> tuple[str, float]:
 def _words(entry: Entry) -> str:
     name, ratio = _rival(entry)
     return f"{entry.ran}: {ratio:.2f} of {name}, A/A {entry.again:.2f}"
+
+
+def _prints(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """What distinguishes tensors by all of their bytes: a NaN, too, is equal to itself."""
+    dense = (one.contiguous() for one in tensors)
+    return [core.load().fingerprint(one.data_ptr(), one.nbytes) for one in dense]
 
 
 def _copied(value: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import threading
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint32, c_void_p, py_object
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p, py_object
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,12 @@ JSON = c_void_p, _read_json
 """A text of JSON, which the caller frees; ``None`` where the pointer is null."""
 
 
+class Parallel(ctypes.Structure):
+    """Threads, as kernels/include/msctx/interface.h has them."""
+
+    _fields_ = [("threads", c_int), ("pool", c_void_p), ("run", c_void_p)]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (TEXT, [c_int]),
     "msctx_isa_in_use": (TEXT, []),
@@ -87,6 +93,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_book_rows": (JSON, [c_void_p]),
     "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
     "msctx_on_trial": (c_int, [c_int]),
+    "msctx_fingerprint": (DONE, [STR, c_void_p, c_int64, c_void_p, POINTER(Parallel)]),
+    "msctx_own_threads": (Parallel, [c_int]),
     "msctx_learn": (DONE, [c_int32, STR]),
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
@@ -171,6 +179,12 @@ class Core:
 
     def isa(self) -> str:
         return str(self.c.msctx_isa_in_use())
+
+    def fingerprint(self, data: int, size: int) -> tuple[int, int]:
+        """What distinguishes so many bytes from others; in this thread alone."""
+        found = (c_uint64 * 2)()
+        self.c.msctx_fingerprint(None, data, size, found, self.c.msctx_own_threads(1))
+        return found[0], found[1]
 
     def measurements(self) -> int:
         """How many problems this process has measured."""

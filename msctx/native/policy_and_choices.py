@@ -20,13 +20,17 @@ IN_FORCE: dict[str, ConvPolicy] = {}
 LOAD = {"cpu": core.load, "cuda": core.load_with_cuda, "ascend": core.load_with_npu}
 """Place → what brings the library that carries a policy out there."""
 _lock = threading.Lock()
+times = 0
+"""How often a policy has come into force or ceased to be: what one vouches for holds as long as this stays."""
 
 
 def write(place: str, policy: ConvPolicy | None) -> None:
     # here: with CUDA's compiler they take as long to import as the rest
     from msctx.native import tuning_file, tuning_in_library
 
+    global times
     with _lock:
+        times += 1
         text = None
         if policy is None:
             IN_FORCE.pop(place, None)

@@ -253,6 +253,11 @@ class Writer(Handler):
 GRAPHS_SLOT = Slot(Writer)
 
 
+def is_kept() -> bool:
+    """Whether anything of what is compiled is written to files or counted."""
+    return any(slot.on is not None for slot in (KERNELS_SLOT, FUSIONS_SLOT, GRAPHS_SLOT))
+
+
 def draw(graph: fx.GraphModule) -> None:
     """Draw a graph that graph mode is about to compile."""
     if GRAPHS_SLOT.on is not None and GRAPHS_SLOT.on.settings.level >= 3:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import threading
+import time
 import warnings
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ import pytest
 import torch
 from fusion_programs import generated
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import msctx
 from msctx.graph import contest, inductor_compile, report
@@ -52,6 +58,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return set_to
 
 
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What inductor has compiled: whether with freezing."""
+    made: list[bool] = []
+    compile_fx = vars(inductor_compile)["compile_fx"]
+
+    def noted(*args: Any, **how: Any) -> Any:
+        made.append(bool(torch._inductor.config.freezing))
+        return compile_fx(*args, **how)
+
+    monkeypatch.setattr(inductor_compile, "compile_fx", noted)
+    return made
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[contest._Graph]:
+    """Those that are compiled."""
+    found: list[contest._Graph] = []
+    begin = contest._Graph.__init__
+
+    def noted(self: contest._Graph, *args: Any) -> None:
+        found.append(self)
+        begin(self, *args)
+
+    monkeypatch.setattr(contest._Graph, "__init__", noted)
+    return found
+
+
 def way(context: msctx.Context) -> str:
     (found,) = (row.way for row in context.graphs())
     return str(found)
@@ -72,6 +106,7 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
     clock: Callable[..., list[str]],
     own_tuning_file: Path,
     monkeypatch: pytest.MonkeyPatch,
+    compilations: list[bool],
 ) -> None:
     ran, model, x = clock(**handicaps), net(), image()
     with torch.no_grad():
@@ -93,20 +128,15 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
     ran.clear()
     torch._dynamo.reset()
     monkeypatch.setattr(tuning_in_library, "_tables", {})  # as in another process
-    made: list[bool] = []
-    compile_fx = vars(inductor_compile)["compile_fx"]
-
-    def noted(*args: Any, **how: Any) -> Any:
-        made.append(bool(torch._inductor.config.freezing))
-        return compile_fx(*args, **how)
-
-    monkeypatch.setattr(inductor_compile, "compile_fx", noted)
+    del compilations[:]
     with msctx.context(**REQUESTED) as ctx, torch.no_grad(), generated() as code:
         torch.testing.assert_close(model(x), right, rtol=1e-4, atol=1e-5)
     assert not re.search(r"\bs\d+\b", "".join(code)), "it is compiled for this shape alone: of others inductor packs no weights"
     assert any(code) == (chosen != contest.EAGER)
     assert way(ctx) == f"{words}, from the tuning file"
-    assert made == {contest.OURS: [False], contest.FROZEN: [True], contest.EAGER: []}[chosen], "the winner alone is compiled"
+    assert compilations == {contest.OURS: [False], contest.FROZEN: [True], contest.EAGER: []}[chosen], (
+        "the winner alone is compiled"
+    )
     assert not ran
 
 
@@ -282,3 +312,120 @@ def test_ours_runs_while_nothing_may_be_measured(
         model(x)
     assert way(ctx).startswith("inductor with freezing: 2.00 of msctx")
     assert report.of_process()[-1].way == way(ctx)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["between contexts", "in an inner one"])
+def test_another_context_sees_weights_that_changed_unseen(
+    inside: bool, clock: Callable[..., list[str]], compilations: list[bool]
+) -> None:
+    clock(frozen=0.5)
+    with torch.inference_mode(inside):  # such weights have no version
+        model = net()
+    x, weight = image(), model.get_parameter("4.weight")
+
+    def change(factor: float) -> None:
+        with torch.inference_mode(inside):
+            weight.data.copy_(weight * factor)
+
+    with msctx.context(**REQUESTED) as ctx, torch.no_grad():
+        found = model(x)
+        del compilations[:]
+        if inside:
+            with msctx.context(frozen_weights=False):
+                change(1)
+            torch.testing.assert_close(model(x), found, rtol=1e-4, atol=1e-5)
+            assert compilations == [], "the bytes are the same"
+            with msctx.context(frozen_weights=False):
+                change(3)
+            with pytest.warns(msctx.MsctxWarning, match="frozen_weights: weights have changed"):
+                changed = model(x)
+    if not inside:
+        change(1)
+        with msctx.context(**REQUESTED), torch.no_grad():
+            torch.testing.assert_close(model(x), found, rtol=1e-4, atol=1e-5)
+        assert compilations == [], "the bytes are the same"
+        change(3)
+        with msctx.context(**REQUESTED), torch.no_grad():
+            with pytest.warns(msctx.MsctxWarning, match="frozen_weights: weights have changed"):
+                changed = model(x)
+            torch.testing.assert_close(model(x), changed)
+    assert compilations == [True]
+    assert way(ctx).startswith("inductor with freezing")
+    with torch.no_grad():
+        torch.testing.assert_close(changed, model(x), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(changed, found)
+
+
+def test_constants_go_with_the_model(clock: Callable[..., list[str]], graphs: list[contest._Graph]) -> None:
+    clock(frozen=0.5)
+    model, x = net(), image()
+    with msctx.context(**REQUESTED), torch.no_grad():
+        model(x)
+        model(x)
+        (graph,) = graphs
+        assert graph.frozen is not None
+        weight = model.get_parameter("4.weight")
+        gone = weakref.ref(weight), weakref.ref(graph.frozen.run)
+        storage = StorageWeakRef(weight.untyped_storage())
+        del model, weight
+        gc.collect()
+        assert [one() for one in gone] == [None, None]
+        assert graph.frozen is None
+        assert storage.expired()
+
+
+def test_two_threads_make_the_code_once(
+    clock: Callable[..., list[str]], graphs: list[contest._Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock(frozen=0.5)
+    model, x, calls = net(), image(), list[Any]()
+    with msctx.context(**REQUESTED), torch.no_grad():
+        model(x)
+        (graph,) = graphs
+        with monkeypatch.context() as patched:
+            patched.setattr(graph, "_theirs", lambda way, args: calls.append(args))
+            model(x)
+        both, freeze, made = threading.Barrier(2), graph._freeze, list[Any]()
+
+        def slowly(args: Any) -> Any:
+            time.sleep(0.2)  # the other one has come by then
+            made.append(freeze(args))
+            return made[-1]
+
+        def first_call() -> Any:
+            with torch.no_grad():
+                both.wait()
+                return graph._theirs(contest.FROZEN, calls[0])
+
+        graph.frozen = None
+        monkeypatch.setattr(graph, "_freeze", slowly)
+        with ThreadPoolExecutor() as pool:
+            found = [one.result() for one in [pool.submit(first_call) for _ in range(2)]]
+    assert found == made * 2
+
+
+@pytest.mark.parametrize("option", ["fusion_switch_file", "save_graphs", "op_debug_config", "export_compile_stat"])
+def test_what_is_about_our_code_forbids_it(
+    option: str, clock: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = clock(frozen=0.5)
+    monkeypatch.chdir(tmp_path)
+    Path("fusion.json").write_text('{"Switch": {"UBFusion": {"ALL": "off"}}}')
+    Path("debug.cfg").write_text("op_debug_config=dump_cce\n")
+    values = {"fusion_switch_file": "fusion.json", "save_graphs": 1, "op_debug_config": "debug.cfg", "export_compile_stat": 1}
+    with msctx.context(**REQUESTED, **{option: values[option]}) as ctx, torch.no_grad():
+        net()(image())
+    assert way(ctx) == ""
+    assert not ran
+
+
+def test_a_buffer_with_a_nan_and_a_sparse_weight(clock: Callable[..., list[str]]) -> None:
+    clock()
+    model = net()
+    model.get_buffer("1.running_mean").fill_(torch.nan)
+    sparse = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    with msctx.context(**REQUESTED) as ctx, torch.no_grad():
+        model(image())
+        assert way(ctx) == "msctx: 2.00 of inductor with freezing, A/A 1.00"
+        found = msctx.jit(lambda given, weight: (weight @ given).relu())(x := torch.randn(3, 4), sparse)
+    torch.testing.assert_close(found, x.relu())
