@@ -52,7 +52,7 @@ struct Weights {
 
  private:
   const void* get(int form) {
-    if (form == plain_weight) return plain();
+    if (form == plain_weight || form == kept_plain_weight) return plain(form);
     const size_t bytes = form == window_norms ? window_norms_size(p) : algorithm.prepared_size(p, op, form);
     Making making{*this, form};
     const void* const found = kept ? kept->form(kept->arg, form, bytes, Making::make, &making) : nullptr;
@@ -61,8 +61,8 @@ struct Weights {
     if (!own) make(form, own.emplace(memory, bytes).data);
     return own->data;
   }
-  const void* plain() const {
-    const void* found = w ? w : kept->form(kept->arg, plain_weight, 0, nullptr, nullptr);
+  const void* plain(int form = plain_weight) const {
+    const void* found = w ? w : kept->form(kept->arg, form, 0, nullptr, nullptr);
     if (found == nullptr) throw std::bad_alloc();
     return found;
   }
@@ -294,7 +294,7 @@ Verdict verdict_of(
     while (peaks[size_t(channel)] != bits) channel++;
     const At at = find(bits, result, n, channels, channel, places, last);
     ConvTensors plain = t;
-    if (plain.w == nullptr) plain.w = const_cast<void*>(weight(plain_weight));
+    if (plain.w == nullptr) plain.w = const_cast<void*>(weight(kept_plain_weight));
     const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
     if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return Verdict::fails;
   }

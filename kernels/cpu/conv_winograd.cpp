@@ -19,8 +19,9 @@ struct Plan {
   int64_t source_apart, product_apart;  // in a slot: [point] of Sources, [point][tiles][tile_columns]
   int64_t blocks, splits;               // a task does a block of tiles for 1/splits of the panels of results
 
-  Plan(const ConvProblem& p, Op op, const ConvTensors& t) : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to) {
-    constexpr int64_t enough_blocks = 4, enough_tasks = 16;  // rather repeat the transforms of tiles than have less
+  Plan(const ConvProblem& p, Op op, const ConvTensors& t, int threads) : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to) {
+    // Rather repeat the transforms of tiles than have less.
+    const int64_t enough_blocks = 4, enough_tasks = threads > 1 ? 8 * threads : 1;
     const int64_t each = int64_t(sizeof(float)) * points * (m.depth_blocks() * lanes + tile_columns);
     const int64_t wanted = smaller(smaller(block_bytes / each, grid.count() / enough_blocks), most_tiles);
     tiles = larger(1, wanted / fewest_tiles) * fewest_tiles;
@@ -70,14 +71,14 @@ void reasons(const ConvProblem& p, Op op, Reasons& reasons) {
 }
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  const Plan plan(p, op, {});
+  const Plan plan(p, op, {}, threads);
   return sizeof(float) * size_t(threads * plan.slot_size());
 }
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
-  const Plan plan(p, op, t);
+  const Plan plan(p, op, t, parallel.threads);
   (p.window[1] == 3 ? run_taps<3> : run_taps<5>)(plan, static_cast<const float*>(weight()), static_cast<float*>(workspace), parallel);
   return true;
 }

@@ -27,17 +27,20 @@ int64_t channels(const ConvProblem& p) { return smaller(group_c(p), group_k(p));
 int64_t image(const ConvProblem& p) { return smaller(p.out[1], p.out[2]); }
 int64_t taps(const ConvProblem& p) { return smaller(p.window[1], p.window[2]); }
 
-// The transforms pay when many channels share them, and reading 36 points of each window, not 9 taps, when many tiles do; a weight
+// The transforms pay when many channels share them, and reading 36 points of each window, not 9 taps, when some tiles do; a weight
 // gradient's also have to be added up, and windows are transformed anew for each gradient of x, since each step of a training changes them.
-bool winograd_pays(const ConvProblem& p, Op op) {
+int64_t tiles(const ConvProblem& p, Op op) {
   const int64_t* size = op == Op::backward_data ? p.in : p.out;
-  const int64_t tiles = p.n * divide_up(size[1], 4) * divide_up(size[2], 4);
-  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 64 : 32) && tiles >= (op == Op::backward_data ? 128 : 48);
+  return p.n * divide_up(size[1], 4) * divide_up(size[2], 4);
+}
+bool winograd_pays(const ConvProblem& p, Op op) {
+  const int64_t enough = op == Op::forward ? 16 : op == Op::backward_data ? 128 : 48;
+  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 64 : 32) && tiles(p, op) >= enough;
 }
 Merit winograd_otherwise(const ConvProblem& p) { return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort; }
-// Blocks of tiles of more channels do not stay in the cache, and read the windows often.
+// Blocks of tiles of more channels do not stay in the cache; and many blocks read the windows often.
 Merit winograd(const ConvProblem& p, Op op) {
-  const bool stays = larger(group_c(p), group_k(p)) <= 128;
+  const bool stays = larger(group_c(p), group_k(p)) <= 256 || (op == Op::forward && tiles(p, op) < 64);
   return winograd_pays(p, op) && stays ? Merit::beats_torch : winograd_otherwise(p);
 }
 Merit winograd_nonfused(const ConvProblem& p, Op op) {

@@ -127,14 +127,17 @@ Keeper::Keeper(const Taken& policy, const at::Tensor& weight, std::string what, 
   for (const int64_t stride : weight.strides()) add(key_, stride);
 }
 
-const void* Keeper::plain() {
+const void* Keeper::plain(bool is_kept) {
+  const auto copy = [&](auto) { return std::make_shared<KeptWeight>(weight_.contiguous(), weight_.nbytes()); };
+  if (!plain_.defined() && is_kept && !weight_.is_contiguous())
+    if (const auto kept_copy = current(plain_weight, false, weight_.nbytes(), copy)) plain_ = kept_copy->of_torch;
   if (!plain_.defined()) plain_ = weight_.contiguous();
   return plain_.data_ptr();
 }
 
 const Fingerprint& Keeper::print() {
   // In the order in which it lies in memory, where nothing lies between: the key has the strides.
-  if (!weight_.is_non_overlapping_and_dense()) plain();
+  if (!weight_.is_non_overlapping_and_dense()) plain(false);
   if (!print_) print_ = print_of(plain_.defined() ? plain_ : weight_, parallel_);
   return *print_;
 }
@@ -172,7 +175,7 @@ std::shared_ptr<KeptWeight> Keeper::current(int number, bool counts, size_t byte
 
 const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with) try {
   auto& keeper = *static_cast<Keeper*>(self);
-  if (number == plain_weight) return keeper.plain();
+  if (number == plain_weight || number == kept_plain_weight) return keeper.plain(number == kept_plain_weight);
   if (!keeper.weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
   const bool counts = number != window_norms;
   std::shared_ptr<KeptWeight>& used = keeper.used_[counts ? number : Prepared::most_forms];

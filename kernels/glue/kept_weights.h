@@ -29,7 +29,7 @@ class Keeper {
   template <class New>
   std::shared_ptr<KeptWeight> current(int number, bool counts, size_t bytes, const New& make);
   const Fingerprint& print();
-  const void* plain();
+  const void* plain(bool is_kept);
   bool is_same(KeptWeight&);
 
   const Taken& policy_;

@@ -46,6 +46,8 @@ struct Lost {
 
 // The form of a weight that is just its values, as w of ConvTensors.
 constexpr int plain_weight = -1;
+// The same, which the next call wants, too.
+constexpr int kept_plain_weight = -3;
 // What conv_run wants of a weight whose algorithm transforms it.
 constexpr int window_norms = -2;
 

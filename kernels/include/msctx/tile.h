@@ -50,14 +50,10 @@ static inline void tile_of_rows(int64_t depth, const Left<row_step>& left, const
     }
 }
 
-template <bool accumulate, int64_t row_step>
-static inline void tile_product(int64_t depth, const Left<row_step>& left, const float* b, float* c, int64_t pitch) {
-  tile_of_rows<accumulate, tile_rows>(depth, left, b, c, pitch);
-}
-// The same of a packed left factor: its tile_rows values of one k are neighbours.
+// The same of a packed left factor, whole: its tile_rows values of one k are neighbours.
 template <bool accumulate>
 static inline void tile_product(int64_t depth, const float* a, const float* b, float* c, int64_t pitch) {
-  tile_product<accumulate>(depth, Left<1>{a, tile_rows, depth, 0}, b, c, pitch);
+  tile_of_rows<accumulate, tile_rows>(depth, Left<1>{a, tile_rows, depth, 0}, b, c, pitch);
 }
 
 }  // namespace msctx::MSCTX_ISA

@@ -227,16 +227,25 @@ static inline int64_t round_up(int64_t a, int64_t unit) { return divide_up(a, un
 // An odd number of cache lines, lest the 36 values of a transform compete for the same ways of a cache.
 static inline int64_t apart(int64_t floats) { return (divide_up(floats, 16) | 1) * 16; }
 
+// The product of a tile, as far as its first `rows` need it: by thirds.
+template <bool accumulate, int64_t step>
+static inline auto product_of(int64_t rows) {
+  constexpr int third = (tile_rows + 2) / 3;
+  return rows > 2 * third ? tile_of_rows<accumulate, tile_rows, step>
+         : rows > third   ? tile_of_rows<accumulate, 2 * third, step>
+                          : tile_of_rows<accumulate, third, step>;
+}
+
 // c [rows][pitch] = or += left * right, sums of `depth` terms, for a panel of `right`; left(row, term) is where its panel of rows begins
-// from a term on. Whole panels of rows are written.
+// from a term on. Whole thirds of panels of rows are written.
 template <class LeftAt>
 static inline void multiply(
     int64_t rows, int64_t depth, const LeftAt& left, const float* right, float* c, int64_t pitch, bool accumulate) {
-  using Panel = decltype(left(0, 0));
+  constexpr int64_t step = decltype(left(0, 0))::step;
   for (int64_t first = 0; first < depth; first += sum_block, accumulate = true) {
     const int64_t terms = smaller(sum_block, depth - first);
     for (int64_t i = 0; i < rows; i += tile_rows)
-      (accumulate ? tile_product<true, Panel::step> : tile_product<false, Panel::step>)(
+      (accumulate ? product_of<true, step> : product_of<false, step>)(rows - i)(
           terms, left(i, first), right + first * tile_columns, c + i * pitch, pitch);
   }
 }
