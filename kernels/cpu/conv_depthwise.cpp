@@ -1,5 +1,6 @@
 // depthwise: one channel of the input for each group. Channels are lanes, in either layout: blocks of them are copied (channels-first
-// ones are transposed) with zeros around, and all three products are then sums of the same kind; see depthwise.h.
+// ones are transposed) with zeros around, or read in place (channels_last of large images), and all three products are then sums of the
+// same kind; see depthwise.h.
 
 #include "msctx/depthwise.h"
 
@@ -9,6 +10,7 @@ namespace {
 constexpr int64_t most_parts = 8;     // of the images, whose weight gradients are summed side by side
 constexpr int64_t blocks_summed = 16; // of rows_at_once() rows, in one piece of the weight gradient
 constexpr int64_t piece_size = 512;  // results of a channel in one task, about
+constexpr int64_t enough_pixels = 8;  // of an image for each tap, so that most of them are far from its borders: it is read where it lies
 
 static inline int64_t multiplier(const ConvProblem& p) { return group_k(p); }
 static inline int64_t reach(const ConvProblem& p, int axis) { return (p.window[axis] - 1) * p.dilation[axis]; }
@@ -60,10 +62,10 @@ Window columns_of(const ConvProblem& p, Op op) {
 }
 
 // Forward, and backward_weight, where the window and y change places.
-SumAxis along(const ConvProblem& p, Op op, int axis, int64_t count) {
-  const SumAxis forward{count, 0, 1, p.window[axis], 0, 1, 0, p.stride[axis], p.dilation[axis]};
-  if (op == Op::forward) return forward;
-  return {p.window[axis], 0, 1, count, 0, 1, 0, p.dilation[axis], p.stride[axis]};
+SumAxis along(const ConvProblem& p, Op op, int axis, int64_t first, int64_t last, int64_t origin) {
+  const int64_t count = last - first, source = first * p.stride[axis] - p.pad[axis] - origin;
+  if (op == Op::forward) return {count, 0, 1, p.window[axis], 0, 1, source, p.stride[axis], p.dilation[axis]};
+  return {p.window[axis], 0, 1, count, 0, 1, source, p.dilation[axis], p.stride[axis]};
 }
 
 // backward_data: every stride-th row of x, from `phase` on, depends on the same taps. They are taken backwards, so that y runs forwards.
@@ -83,30 +85,24 @@ SumAxis along_phase(const ConvProblem& p, int axis, int64_t first, int64_t last,
   return found;
 }
 
-// Rows of an image from `window.origin` on, with zeros around.
-struct Source {
-  float* data;
-  Window rows, columns;
-  SumRange row_range, column_range;
-  int64_t pitch() const { return columns.extent * lanes; }
-};
+// Rows of an image from `rows.origin` on, copied with zeros around.
 Source read_source(const Planes& from, const int64_t size[3], Window rows, Window columns, float* data) {
   const auto range = [](const Window& w, int64_t extent) {
     const int64_t begin = larger(0, -w.origin);
     return SumRange{begin, larger(begin, smaller(w.extent, extent - w.origin))};
   };
-  const Source source{data, rows, columns, range(rows, size[1]), range(columns, size[2])};
-  const auto [top, bottom] = source.row_range;
-  const auto [left, right] = source.column_range;
+  const Source source{data, range(rows, size[1]), range(columns, size[2]), columns.extent * lanes, lanes, false};
+  const auto [top, bottom] = source.rows;
+  const auto [left, right] = source.columns;
   fill_zeros(data, smaller(top, rows.extent) * columns.extent);
   for (int64_t r = top; r < bottom; r++) {
-    fill_zeros(data + r * source.pitch(), left);
-    fill_zeros(data + r * source.pitch() + right * lanes, columns.extent - right);
+    fill_zeros(data + r * source.pitch, left);
+    fill_zeros(data + r * source.pitch + right * lanes, columns.extent - right);
   }
-  if (bottom < rows.extent) fill_zeros(data + bottom * source.pitch(), (rows.extent - bottom) * columns.extent);
+  if (bottom < rows.extent) fill_zeros(data + bottom * source.pitch, (rows.extent - bottom) * columns.extent);
   if (top < bottom && left < right)
     read_lanes(
-        from, (rows.origin + top) * size[2], (bottom - top) * size[2], data + top * source.pitch() + left * lanes, size[2], source.pitch());
+        from, (rows.origin + top) * size[2], (bottom - top) * size[2], data + top * source.pitch + left * lanes, size[2], source.pitch);
   return source;
 }
 
@@ -132,11 +128,11 @@ void prepare(const ConvProblem& p, Op op, int, const void* w, void* prepared, co
   });
 }
 
-// How many rows of the result one task computes. Any number gives the same bits.
+// How many rows of the result one task computes: whole blocks of them. Any number gives the same bits.
 int64_t piece(const ConvProblem& p, Op op) {
   const int64_t* size = op == Op::forward ? p.out : p.in;
   const int64_t rows = larger(divide_up(piece_size, larger(1, size[2])), 2 * reach(p, 1));
-  return block_of(size[1], rows);
+  return larger(1, smaller(size[1], divide_up(block_of(size[1], rows), most_rows) * most_rows));
 }
 
 struct Room {
@@ -156,26 +152,31 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
   auto *x = static_cast<float*>(data ? t.y : t.x), *y = static_cast<float*>(data ? t.x : t.y);
   const int64_t across = blocks(written), height = piece(p, op), pieces = divide_up(out[1], height);
   const auto* weights = static_cast<const float*>(prepared());
-  const Window columns = columns_of(p, op);
   const Room needed = room(p, op);
   const ConvTensors finished{.epilogue = t.epilogue};  // no peaks
   parallel_for(parallel, p.n * pieces * across, [&](int64_t task, int slot) {
     const int64_t block = task % across, first = task / across % pieces * height, n = task / across / pieces;
     const int64_t last = smaller(first + height, out[1]), channel = block * lanes;
     const int count = count_of(written, block);
+    Window columns = columns_of(p, op);
     const Planes planes = planes_of(y + n * written * volume(out), volume(out), written, t.channels_last, channel, count);
     float *source_at = workspace + slot * needed.all(), *result_at = source_at + needed.source;
     const Finish none, finish(finished, channel, count);
     for (int64_t i = 0; i < each; i++) {
-      const Source source = read_source(
-          data ? planes_of(x + n * read * volume(in), volume(in), read, t.channels_last, channel * m + i, count, m)
-               : planes_of(x + n * read * volume(in), volume(in), read, t.channels_last, channel, count, 1, m),
-          in, rows_of(p, op, first, last), columns, source_at);
       const float* kernel = weights + (block * each + i) * taps * lanes;
       const Zeros zeros = all_finite(kernel, taps) ? Zeros::skipped : data ? Zeros::excluded : Zeros::multiplied;
+      const bool in_place = t.channels_last && m == 1 && count == lanes && zeros == Zeros::skipped && volume(in) >= enough_pixels * taps;
+      Window rows = rows_of(p, op, first, last);
+      if (in_place) rows = columns = {0, 0};
+      float* const image = x + n * read * volume(in);
+      const Source source =
+          in_place ? Source{image + channel, {0, in[1]}, {0, in[2]}, in[2] * read, read, true}
+                   : read_source(
+                         data ? planes_of(image, volume(in), read, t.channels_last, channel * m + i, count, m)
+                              : planes_of(image, volume(in), read, t.channels_last, channel, count, 1, m),
+                         in, rows, columns, source_at);
       Sums sums{
-          {}, {}, kernel, p.window[2] * lanes, source.data, source.pitch(), source.row_range, source.column_range, result_at,
-          out[2] * lanes, lanes, lanes, i > 0, i + 1 < each ? &none : &finish};
+          {}, {}, kernel, p.window[2] * lanes, source, result_at, out[2] * lanes, lanes, lanes, i > 0, i + 1 < each ? &none : &finish};
       if (t.channels_last) {
         sums.result = y + ((n * out[1] + first) * out[2]) * written + channel;
         sums.result_pitch = out[2] * written;
@@ -185,8 +186,8 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
       }
       for (int64_t h = 0; h < (data ? p.stride[1] : 1); h++)
         for (int64_t v = 0; v < (data ? p.stride[2] : 1); v++) {
-          sums.rows = data ? along_phase(p, 1, first, last, h, source.rows.origin) : along(p, op, 1, last - first);
-          sums.columns = data ? along_phase(p, 2, 0, out[2], v, columns.origin) : along(p, op, 2, out[2]);
+          sums.rows = data ? along_phase(p, 1, first, last, h, rows.origin) : along(p, op, 1, first, last, rows.origin);
+          sums.columns = data ? along_phase(p, 2, 0, out[2], v, columns.origin) : along(p, op, 2, 0, out[2], columns.origin);
           run_sums(sums, zeros);
         }
     }
@@ -228,10 +229,10 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
       for (int64_t first = 0; first < p.out[1]; first += height) {
         const int64_t last = smaller(first + height, p.out[1]), positions = (last - first) * p.out[2];
         read_lanes(with, first * p.out[2], positions, kernel, positions, 0);
-        const Source source = read_source(from, p.in, rows_of(p, op, first, last), columns, source_at);
+        const Window rows = rows_of(p, op, first, last);
         const Sums sums{
-            along(p, op, 1, last - first), along(p, op, 2, p.out[2]), kernel, p.out[2] * lanes, source.data, source.pitch(),
-            source.row_range, source.column_range, result, p.window[2] * lanes, lanes, lanes, true, &none};
+            along(p, op, 1, first, last, rows.origin), along(p, op, 2, 0, p.out[2], columns.origin), kernel, p.out[2] * lanes,
+            read_source(from, p.in, rows, columns, source_at), result, p.window[2] * lanes, lanes, lanes, true, &none};
         run_sums(sums, all_finite(kernel, positions) ? Zeros::skipped : Zeros::multiplied);
       }
     }

@@ -61,9 +61,10 @@ Merit gemm(const ConvProblem& p, Op op) {
   return op == Op::backward_data && strided && taps(p) == 1 && channels(p) >= 64 ? Merit::beats_torch : Merit::fair;
 }
 
-// oneDNN has good kernels for small windows in channels_last, none for weight gradients.
+// oneDNN has good kernels for small windows in channels_last of large images, none for weight gradients.
 Merit depthwise(const ConvProblem& p, Op op) {
-  const bool weight = op == Op::backward_weight, large = taps(p) >= 27;
+  const bool weight = op == Op::backward_weight, large = taps(p) >= 27, strided = p.stride[1] > 1 && p.stride[2] > 1;
+  if (op == Op::forward && image(p) <= 28 && taps(p) <= (strided ? 5 : 3)) return Merit::beats_torch;
   if ((weight && taps(p) >= 7) || (large && (op == Op::backward_data || image(p) >= 28))) return Merit::beats_torch;
   return large || taps(p) < 13 ? Merit::beats_torch_channels_first : Merit::fair;
 }

@@ -22,13 +22,19 @@ struct SumRange {
   int64_t begin, end;
 };
 
+// `pitch` floats from one row to the next, and `step` from a column to the next. What is `bare` has no zeros around: nothing is read there.
+struct Source {
+  const float* data;
+  SumRange rows, columns;
+  int64_t pitch, step;
+  bool bare;
+};
+
 struct Sums {
   SumAxis rows, columns;
   const float* kernel;
-  int64_t kernel_pitch;  // floats from one row to the next; from a column to the next it is `lanes`, and so in the source
-  const float* source;
-  int64_t source_pitch;
-  SumRange row_range, column_range;
+  int64_t kernel_pitch;  // floats from one row to the next; from a column to the next it is `lanes`
+  Source source;
   float* result;
   int64_t result_pitch, result_column;
   int count;  // of the lanes are stored
@@ -85,11 +91,12 @@ struct Block {
 // so that zeros may be skipped or not.
 template <int height, int width, int step>
 static void sum_block(const Sums& s, const Block& b) {
-  const int64_t right = (step ? step : s.columns.source_step) * lanes, down = s.rows.source_step * s.source_pitch;
-  const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes;
+  const int64_t apart = s.source.step;
+  const int64_t right = (step ? step : s.columns.source_step) * apart, down = s.rows.source_step * s.source.pitch;
+  const int64_t source_step = s.columns.term_step * apart, kernel_step = s.columns.kernel_step * lanes;
   const int64_t once = rows_at_once(s.columns.terms);
-  const float* source = s.source + (s.rows.source + b.i * s.rows.source_step) * s.source_pitch +
-                        (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * lanes;
+  const float* source = s.source.data + (s.rows.source + b.i * s.rows.source_step) * s.source.pitch +
+                        (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * apart;
   const float* kernel =
       s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
   bool more = false;
@@ -103,7 +110,7 @@ static void sum_block(const Sums& s, const Block& b) {
     for (const int64_t end = smaller(b.rows.end, (u / once + 1) * once); u < end; u++) {
       const float* factor = kernel + u * s.rows.kernel_step * s.kernel_pitch;
       const float* from[height];
-      for (int r = 0; r < height; r++) from[r] = source + u * s.rows.term_step * s.source_pitch + r * down;
+      for (int r = 0; r < height; r++) from[r] = source + u * s.rows.term_step * s.source.pitch + r * down;
       for (int64_t v = b.columns.begin; v < b.columns.end; v++) {
         const Vec left = Vec::load(factor);
 #pragma GCC unroll 8
@@ -144,6 +151,12 @@ constexpr const SumBlock* sums_of_step[3][most_rows] = {
     {block_sums<1, 1>, block_sums<2, 1>, block_sums<3, 1>, block_sums<4, 1>},
     {block_sums<1, 2>, block_sums<2, 2>, block_sums<3, 2>, block_sums<4, 2>}};
 
+// The results whose terms are all there.
+static inline SumRange inner_of(const SumAxis& axis, const SumRange& range) {
+  const int64_t last = axis.source + (axis.terms - 1) * axis.term_step;
+  return {divide_up(range.begin - axis.source, axis.source_step), smaller(axis.results, divide_up(range.end - last, axis.source_step))};
+}
+
 // The lengths of blocks in which results are computed. The source must hold zeros for those of the last block that do not exist.
 struct BlockSize {
   int64_t height, width;
@@ -178,24 +191,31 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
   const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
   const int64_t step = s.columns.source_step;
   const auto [height, width] = single ? BlockSize{1, 1} : block_size(s.rows.results, s.columns.results, step);
-  const SumBlock block = sums_of_step[step > 2 ? 0 : step][height - 1][width - 1];
+  const SumRange inner_rows = inner_of(s.rows, s.source.rows), inner_columns = inner_of(s.columns, s.source.columns);
+  // Results that miss some of their terms are computed one by one, where these are not zeros.
+  const auto count_at = [&s](const SumRange& inner, int64_t i, int64_t most) {
+    return !s.source.bare ? most : i < inner.begin || i >= inner.end ? 1 : smaller(most, inner.end - i);
+  };
   alignas(64) float part[most_results * lanes];
-  for (int64_t i = 0; i < s.rows.results; i += height) {
-    const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.row_range, i, height);
-    for (int64_t j = 0; j < s.columns.results; j += width) {
-      const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.column_range, j, width);
-      const int64_t down = s.rows.result_step * s.result_pitch, right = s.columns.result_step * s.result_column;
+  for (int64_t i = 0, down; i < s.rows.results; i += down) {
+    down = count_at(inner_rows, i, height);
+    const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.source.rows, i, down);
+    for (int64_t j = 0, across; j < s.columns.results; j += across) {
+      across = count_at(inner_columns, j, width);
+      const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.source.columns, j, across);
+      const SumBlock block = sums_of_step[step > 2 ? 0 : step][down - 1][across - 1];
+      const int64_t pitch = s.rows.result_step * s.result_pitch, column = s.columns.result_step * s.result_column;
       float* to = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
                   (s.columns.result + j * s.columns.result_step) * s.result_column;
-      const int64_t r1 = smaller(height, s.rows.results - i), c1 = smaller(width, s.columns.results - j);
-      if (r1 == height && c1 == width && s.count == lanes && !s.add && !s.finish->is_needed()) {
-        block(s, {i, j, rows, columns, to, down, right});
+      const int64_t r1 = smaller(down, s.rows.results - i), c1 = smaller(across, s.columns.results - j);
+      if (r1 == down && c1 == across && s.count == lanes && !s.add && !s.finish->is_needed()) {
+        block(s, {i, j, rows, columns, to, pitch, column});
         continue;
       }
-      block(s, {i, j, rows, columns, part, width * lanes, lanes});
+      block(s, {i, j, rows, columns, part, across * lanes, lanes});
       s.finish->with_activation([&]<Activation activation>() {
         const auto store = s.count == lanes ? store_block<activation, true> : store_block<activation, false>;
-        store(s, part, width, r1, c1, {i, j, rows, columns, to, down, right});
+        store(s, part, across, r1, c1, {i, j, rows, columns, to, pitch, column});
       });
     }
   }
