@@ -62,6 +62,7 @@ bool Policy::takes_images_apart(const ConvRow& row) const {
 ConvCall Policy::deciding(const ConvCall& call, Direction direction) const {
   ConvCall found = call;
   if (keeps_images_apart(direction)) found.problem.n = smaller(call.problem.n, 1);
+  if (batch_invariant && direction == Direction::matmul) found.keeps_weight = 0;  // what is expected of kept weights depends on rows
   return found;
 }
 

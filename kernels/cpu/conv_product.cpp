@@ -72,7 +72,7 @@ void run_packed(
       part.epilogue = is_last ? t.epilogue : nullptr;
       store_rows(part, count, there, sums, tile_columns, result, i0 * columns + j, columns, j);
     };
-    if (count > 0) packed_product(count, first, smaller(columns, first + wide), columns, depth, left.from(i0), panels, load, store);
+    if (count > 0 && first < columns) packed_product(count, first, smaller(columns, first + wide), columns, depth, left.from(i0), panels, load, store);
   };
   if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
   for (int64_t task = 0; task < down * across; task++) compute(task, 0);

@@ -53,7 +53,7 @@ struct AllKept {
   int64_t oldest_use() const { return std::ranges::min(by_key | std::views::values | std::views::transform(&Entry::used)); }
   // Whether another finds a place: where all that is kept is still in turn, its place would be another one's, whose turn comes sooner.
   bool has_room(size_t more) const {
-    return bytes + more <= most_bytes || (!by_key.empty() && uses - oldest_use() > 4 * int64_t(by_key.size()));
+    return bytes + more <= most_bytes || (!by_key.empty() && uses - oldest_use() > 64 * int64_t(by_key.size()));
   }
 
   // The lock is held. What leaves goes to `gone`, to be freed when it is not.

@@ -87,7 +87,7 @@ def test_without_an_algorithm_there_are_no_rows() -> None:
     with msctx.context(deterministic="ON") as ctx:
         fn.conv2d(X, W)
     assert not ctx.choices()
-    assert str(ctx.choices()) == "no convolution or matmul has run under a policy"
+    assert str(ctx.choices()) == "no convolution or matmul has run under an option for its algorithm"
     assert not asking("fprop", "gemm").choices(), "never entered"
 
 

@@ -22,14 +22,13 @@ static inline void make_panels(const Strided<float, float>& right, int64_t colum
 }
 
 // Of up to tile_rows rows: of one of them, a third, two thirds, or all.
-template <bool accumulate>
 static inline void tile_of(int64_t rows, int64_t depth, const float* a, const float* b, float* c) {
   constexpr int third = tile_rows / 3, most = 2 * tile_rows / 3;
   const Left<1> left{a, tile_rows, depth, 0};
-  if (rows > most) return tile_of_rows<accumulate, tile_rows>(depth, left, b, c, tile_columns);
-  if (rows > third) return tile_of_rows<accumulate, most>(depth, left, b, c, tile_columns);
-  if (rows > 1) return tile_of_rows<accumulate, third>(depth, left, b, c, tile_columns);
-  tile_of_rows<accumulate, 1>(depth, left, b, c, tile_columns);
+  if (rows > most) return tile_of_rows<true, tile_rows>(depth, left, b, c, tile_columns);
+  if (rows > third) return tile_of_rows<true, most>(depth, left, b, c, tile_columns);
+  if (rows > 1) return tile_of_rows<true, third>(depth, left, b, c, tile_columns);
+  tile_of_rows<true, 1>(depth, left, b, c, tile_columns);
 }
 
 // At most packed_rows rows of a result, its columns from a strip's first on. load(j, across, sums) gives what of the sums is there, before all
@@ -49,14 +48,17 @@ static inline void packed_product(
     const float* of_right = panels + from * panels_columns(columns) + first * (to - from);
     for (int64_t j = first; j < last; j += tile_columns) {
       const int64_t across = smaller(tile_columns, last - j);
-      if (from) load(j, across, c);
+      if (from)
+        load(j, across, c);
+      else
+        std::memset(c, 0, sizeof(float) * size_t(tiles * tile_rows * tile_columns));  // to which the first sums are added: -0 becomes 0
       for (int64_t k = from; k < to; k += depth_block) {
         const int64_t deep = smaller(to, k + depth_block) - k, size = deep * tile_columns;
         const float* const of_left = a + (k - from) / depth_block * tiles * strip;
         const float* ahead = of_right + size;  // what comes next, while this is multiplied
         for (int64_t i = 0; i < tiles; i++) {
           for (; tiles > 1 && ahead < of_right + size + (i + 1) * size / tiles; ahead += 16) __builtin_prefetch(ahead);
-          (k ? tile_of<true> : tile_of<false>)(rows - i * tile_rows, deep, of_left + i * strip, of_right, c + i * tile_rows * tile_columns);
+          tile_of(rows - i * tile_rows, deep, of_left + i * strip, of_right, c + i * tile_rows * tile_columns);
         }
         of_right += size;
       }
