@@ -32,6 +32,7 @@ def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algor
             assert {other.tobytes() for other in others} == {one.tobytes()}, (row, each)
 
 
+@pytest.mark.full
 def test_panels_that_are_kept_decide_no_bits(kernels: Kernels) -> None:
     rows = [row for row in kernels.rows if row.algorithm == "product"]
     assert {row.op for row in rows} == {FORWARD, BACKWARD_DATA}
