@@ -233,7 +233,7 @@ def test_modules_are_attributes_and_can_be_imported(name):
     ("use", "text"),
     [
         (lambda: ms.set_auto_parallel_context(parallel_mode="x"), r"ms\.set_auto_parallel_context\(\) is not supported"),
-        (lambda: ms.context.ParallelMode.DATA_PARALLEL, "DistributedDataParallel, which averages gradients"),
+        (lambda: ms.context.ParallelMode.DATA_PARALLEL, "DistributedDataParallel or FSDP runs a model in parallel"),
         (lambda: ms.nn.Cell, r"ms\.nn\.Cell .*MindSpore's context.* torch\.nn"),
         (lambda: ms.grad(abs), r"use msctx\.grad, on which grad_for_scalar acts"),
         (lambda: ms.device_context.ascend.op_tuning.aclnn_cache(True), "no such cache"),
