@@ -15,8 +15,7 @@ import contest
 import figures
 import summary
 
-from msctx.compare.report import estimate
-from msctx.compare.result import Result
+from msctx.compare.result import Result, estimate
 
 
 def reduced(files: summary.Results) -> summary.Summary:

@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 import msctx
 from msctx.options import OPTIONS, make_layer
-from msctx.options.yaml_json import parse
+from msctx.options.yaml_json_ini import parse
 
 TEN = {
     "deterministic": "ON",

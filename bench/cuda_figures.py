@@ -18,8 +18,8 @@ import torch
 from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
 
 import msctx
-from msctx.compare import result
-from msctx.compare.result import Entrant
+from msctx.compare import timing
+from msctx.compare.timing import Entrant
 from msctx.native.policy_and_choices import Choice
 from msctx.options import OPTIONS
 
@@ -160,7 +160,7 @@ def tried(contender: Contender, problem: MeasuredProblem, sets: list[Tensors], t
     figure = Figure(contender.name)
 
     def ms(given: list[Tensors]) -> float:
-        return result.seconds_of(lambda: contender.run(given), problem.device) / len(given) * 1e3
+        return timing.seconds_of(lambda: contender.run(given), problem.device) / len(given) * 1e3
 
     try:
         with contender.scope() as context:
@@ -210,7 +210,7 @@ def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
             figure.ratio, figure.rounds = first / figure.ms, 1
             if figure.ms < HOPELESS * first:
                 racing.append(Entrant(one.name, one.scope, partial(one.run, sets)))
-    for name, found in result.interleaved(racing, SECONDS, problem.device).items() if racing else ():
+    for name, found in timing.interleaved(racing, SECONDS, problem.device).items() if racing else ():
         figure = figures[name]
         if isinstance(found, Exception):
             figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found)

@@ -25,12 +25,12 @@ with collected_later():
     from msctx.process_state import diff, state
 
 if TYPE_CHECKING:
-    from msctx.graph.graph_mode import grad as grad
+    from msctx.graph.gradient_functions import grad as grad
+    from msctx.graph.gradient_functions import value_and_grad as value_and_grad
     from msctx.graph.graph_mode import jit as jit
-    from msctx.graph.graph_mode import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
     from msctx.native.policy_and_choices import Choices
-    from msctx.native.precision_switch import Precisions
+    from msctx.native.precisions import Precisions
 
 __all__ = [
     "DeviceError",
@@ -72,9 +72,9 @@ def choices() -> Choices:
 
 def precisions() -> Precisions:
     """In which dtype each operator of this process computed under a precision policy, and by which option."""
-    from msctx.native import precision_switch
+    from msctx.native import precisions
 
-    return precision_switch.of_process()
+    return precisions.of_process()
 
 
 def graphs() -> Graphs:
@@ -124,12 +124,12 @@ _LATER = {
     **dict.fromkeys(("device_context", "mindspore", "run", "runtime"), ""),
     **dict.fromkeys(("get_current_device", "set_device", "set_deterministic", "set_recursion_limit"), "setter_functions"),
     "Print": "observers.printing",
-    "grad": "graph.graph_mode",
+    "grad": "graph.gradient_functions",
     "jit": "graph.graph_mode",
     "parse_print": "observers.printing",
-    "session": "context.session_runs",
+    "session": "context.session",
     "set_dump": "observers.dump",
-    "value_and_grad": "graph.graph_mode",
+    "value_and_grad": "graph.gradient_functions",
 }
 """A public name → its file; ``""``: it is one."""
 

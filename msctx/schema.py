@@ -18,7 +18,7 @@ from typing import Any
 from msctx.options import OPTIONS, Option
 from msctx.options.kinds import Fields, YamlWord
 from msctx.options.layer_sources import presets
-from msctx.run.experiment import COMPARED, SECTIONS
+from msctx.run.experiment_and_entry import COMPARED, SECTIONS
 
 HELP = {
     "context": "Options: what holds while the experiment runs.",

@@ -16,7 +16,7 @@ from msctx.compare.result import Cell, Row
 from msctx.compare.workload_file import NetworkLayer, Product, Workload, dump, parse
 from msctx.native import build
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.options.yaml_json import parse as parse_yaml
+from msctx.options.yaml_json_ini import parse as parse_yaml
 
 MODEL = """
 import torch

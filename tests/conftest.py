@@ -32,7 +32,7 @@ from msctx.cli import main
 from msctx.context import ledger
 from msctx.context.ledger import HELD
 from msctx.context.process_wide import BASE
-from msctx.native import build, tuning_file, tuning_in_library
+from msctx.native import build, tuning_file, tuning_in_core
 from msctx.options.layer_sources import PREFIX, RESERVED
 from msctx.switches import EXACT, SWITCHES
 from msctx.torch_config import override, put_override
@@ -165,7 +165,7 @@ def own_tuning_file(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     """What one test measures is known to no other, and not to the user either. The file is not there yet."""
     path = tmp_path_factory.getbasetemp() / f"tuning-{next(_numbers)}.json"
     monkeypatch.setattr(tuning_file, "IN_CACHE", path)
-    monkeypatch.setattr(tuning_in_library, "is_busy", lambda: False)  # whatever else this machine does
+    monkeypatch.setattr(tuning_in_core, "is_busy", lambda: False)  # whatever else this machine does
     return path
 
 

@@ -28,11 +28,10 @@ import msctx
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.migrate.calls import NO_COUNTERPART
-from msctx.mindspore.keys import KEYS
+from msctx.mindspore.keys_and_rules import KEYS
 from msctx.options import DEVICES, OPTIONS, Option
-from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE, device_of
-from msctx.options.precision_policy import DTYPES, LEAVE, MODES, V2, PrecisionRule
+from msctx.options.precision_policy import CLASSES, DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.options.registry import instead, vocabulary
 from msctx.options.switch_values import TWINS, WITHOUT_A_TWIN
 from msctx.plan import DONE

@@ -17,7 +17,7 @@ from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
 from msctx.options.kinds import Bool, Choice, Flag, OnOff, YamlWord
-from msctx.options.yaml_json import load
+from msctx.options.yaml_json_ini import load
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "configs" / "schema.json"

@@ -12,7 +12,7 @@ from torch import nn
 import msctx
 from msctx.errors import MsctxWarning
 from msctx.native import watched_models
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 from msctx.run.runner import run_experiment
 from msctx.switches import torch_compiler
 

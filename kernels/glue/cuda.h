@@ -67,7 +67,7 @@ std::string load_cudnn(const char* cudnn, const char* torch_cuda);
 std::vector<ConvRow> cudnn_rows();
 
 // Depthwise convolutions by kernels of our own (kernels/cuda), as rows. Which kernels run, and where they are loaded, Python plans once for
-// each problem (msctx/native/cuda/compiled_kernels.py); what is asked again is answered, and launched, from here: by the CUDA driver.
+// each problem (msctx/native/cuda/depthwise_launches.py); what is asked again is answered, and launched, from here: by the CUDA driver.
 std::vector<ConvRow> cuda_depthwise_rows();
 
 // Whether the tensor cores of a device have TF32: from A100 on. Yes, where there is no driver to ask.

@@ -23,7 +23,7 @@ from msctx.at_start import refuse_other_torch
 from msctx.cli import machine_commands as machine
 from msctx.cli import option_commands as options
 from msctx.cli import run_commands as runs
-from msctx.cli.render import NO_CANN
+from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
 

@@ -13,16 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from msctx import devices
-from msctx.cli import render
-from msctx.cli.render import NO_CANN, Json, Texts, emit, option
+from msctx.cli import output
+from msctx.cli.arguments import Json, Texts, option
+from msctx.cli.output import NO_CANN, emit
 from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.native import build as native
-from msctx.native import cachedir, core, tuning_file, tuning_in_library
+from msctx.native import cachedir, core, tuning_file, tuning_in_core
 from msctx.native.cuda import compiled_kernels as kernels
-from msctx.native.cuda import driver
-from msctx.native.cuda.depthwise_launches import ARCHS
+from msctx.native.cuda.compiled_kernels import ARCHS
 from msctx.process_state import library_version
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 
 TESTED_TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
@@ -42,7 +42,7 @@ def doctor(json_: Json = False) -> None:
     """What this machine can do: PyTorch, devices, compilers, libraries; one line to fix each thing missing."""
     found = list(checks())
     rows = {c.name: (c.status, c.found, c.fix) for c in found}
-    emit([asdict(c) for c in found], json_, lambda: render.pairs_table(rows, ("", "status", "found", "fix")))
+    emit([asdict(c) for c in found], json_, lambda: output.pairs_table(rows, ("", "status", "found", "fix")))
     raise typer.Exit(any(c.status == "broken" for c in found))
 
 
@@ -114,7 +114,7 @@ def _ascend() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     for name, find, fix in (
         ("C++ compiler", native.find_compiler, "apt install g++ (only for the native core)"),
-        ("CUDA compiler", driver.find, "only for msctx's CUDA kernels: direct, and those that performance chooses"),
+        ("CUDA compiler", kernels.find_nvrtc, "only for msctx's CUDA kernels: direct, and those that performance chooses"),
     ):
         try:
             yield Check(name, "ok", str(find()))
@@ -172,7 +172,7 @@ def build(
     if cuda:
         reports = kernels.build(list(dict.fromkeys(arch or ARCHS)))
         listed = [report.as_dict() for report in reports]
-        emit(listed, json_, lambda: render.modules_table(listed))
+        emit(listed, json_, lambda: output.modules_table(listed))
         for report in reports:
             if text := report.error or report.log * verbose:
                 print(f"{report.module} for {report.arch}\n{text}", file=sys.stderr)
@@ -191,7 +191,7 @@ def build(
         "in_use": library.isa(),
         "bytes_removed": removed,
     }
-    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
+    emit(found, json_, lambda: output.pairs_table(found, ("native core", "")))
 
 
 tune = typer.Typer(help="Show or clear what performance has measured, or is to.", no_args_is_help=True, rich_markup_mode=None)
@@ -202,7 +202,7 @@ File = Annotated[str | None, typer.Option(help="The tuning file. Default: that o
 def show(file: File = None, json_: Json = False) -> None:
     """What the tuning file holds, and which entries this machine uses."""
     found = contents(_place(file))
-    emit(found, json_, lambda: render.tuning_page(found))
+    emit(found, json_, lambda: output.tuning_page(found))
 
 
 @tune.command("clear")
@@ -210,7 +210,7 @@ def clear(file: File = None, json_: Json = False) -> None:
     """Remove the entries, so that their problems are measured again."""
     path = _place(file)
     found = {"file": str(path), "removed": tuning_file.clear(path)}
-    emit(found, json_, lambda: render.pairs_table(found, ("tuning", "")))
+    emit(found, json_, lambda: output.pairs_table(found, ("tuning", "")))
 
 
 def _place(file: str | None) -> Path:
@@ -223,7 +223,7 @@ def _place(file: str | None) -> Path:
 
 def contents(path: Path) -> dict[str, Any]:
     """A group for each stamp, and whether this machine uses it (``None``: unknown)."""
-    stamps, groups, listed = tuning_in_library.here(), tuning_file.read(path), []
+    stamps, groups, listed = tuning_in_core.here(), tuning_file.read(path), []
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
         hard, soft = stamp.differs(mine) if mine else ([], [])

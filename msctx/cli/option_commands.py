@@ -15,8 +15,9 @@ from rich.text import Text
 
 from msctx import devices, reference
 from msctx import migrate as migrating
-from msctx.cli import render
-from msctx.cli.render import Device, Json, Texts, Words, argument, emit, option, print_text, write_new
+from msctx.cli import arguments, output
+from msctx.cli.arguments import Device, Json, Texts, Words, argument, option
+from msctx.cli.output import emit, print_text, write_new
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
@@ -27,7 +28,7 @@ from msctx.process_state import diff as differences
 from msctx.process_state import read_record
 from msctx.process_state import state as read_state
 from msctx.reference import catalogue
-from msctx.run.experiment import file_of, read
+from msctx.run.experiment_and_entry import file_of, read
 from msctx.run.record import unwritten
 from msctx.schema import dump
 from msctx.shipped import CONFIGS
@@ -35,7 +36,7 @@ from msctx.shipped import CONFIGS
 
 def explain(
     words: Annotated[
-        Texts, argument("FILE|PRESET|KEY=VALUE...", "A YAML file, a preset, options.", render.complete_setting)
+        Texts, argument("FILE|PRESET|KEY=VALUE...", "A YAML file, a preset, options.", arguments.complete_setting)
     ] = None,
     device: Device = None,
     all_: Annotated[bool, typer.Option("--all", help="All options of MindSpore, CANN and ATC, set or not, by path.")] = False,
@@ -50,14 +51,14 @@ def explain(
         print(f"note: no {plan.main_device} here; the plan assumes a machine that has all it needs", file=sys.stderr)
     if all_:
         rows = catalogue(device or plan.main_device, plan)
-        emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
+        emit(rows, json_, lambda: output.catalogue_page(rows, device or plan.main_device))
     else:
-        emit(plan.as_dict(), json_, lambda: render.plan_page(plan))
+        emit(plan.as_dict(), json_, lambda: output.plan_page(plan))
 
 
 def options(
     name: Annotated[
-        str | None, argument("NAME", "An option, a group, or a word to search for.", render.complete_option)
+        str | None, argument("NAME", "An option, a group, or a word to search for.", arguments.complete_option)
     ] = None,
     write_ini: Annotated[str | None, option("FILE", "With op_select_implmode: write its list for op_precision_mode.")] = None,
     json_: Json = False,
@@ -74,13 +75,13 @@ def options(
         emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(str(path))}")
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
-        emit(found, json_, lambda: render.options_table(found))
+        emit(found, json_, lambda: output.options_table(found))
     elif find(name) is None and (matches := [o.name for o in OPTIONS.values() if name.lower() in _searched(o)]):
         found = reference.listing(matches)
-        emit(found, json_, lambda: render.options_table(found))
+        emit(found, json_, lambda: output.options_table(found))
     else:
         page = reference.describe(named(name))
-        emit(page, json_, lambda: render.option_page(page))
+        emit(page, json_, lambda: output.option_page(page))
 
 
 def _searched(option: Option) -> str:
@@ -110,7 +111,7 @@ def migrate(
     plan = migrating.planned(found, device)
     texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
     text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
-    emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *render.plan_page(plan)))
+    emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *output.plan_page(plan)))
     notes = [((c.mark.line, c.mark.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
     for _, note in () if json_ else sorted(notes):
@@ -122,7 +123,7 @@ def state(overrides: Words = None, json_: Json = False) -> None:
     """The whole numerics state of a fresh process: every switch of PyTorch and around it."""
     with BASE.laid_under(read(None, overrides or ()).levels):
         found = read_state()
-    emit(found, json_, lambda: render.pairs_table(found))
+    emit(found, json_, lambda: output.pairs_table(found))
 
 
 def diff(
@@ -133,7 +134,7 @@ def diff(
     """How two states, or the states and environments of two runs, differ. Ends with 1 if they do."""
     found = differences(read_record(a), read_record(b))
     data = {key: {"a": x, "b": y} for key, (x, y) in found.items()}
-    emit(data, json_, lambda: render.pairs_table(found, ("switch", a, b)) if found else "no differences")
+    emit(data, json_, lambda: output.pairs_table(found, ("switch", a, b)) if found else "no differences")
     raise typer.Exit(bool(found))
 
 

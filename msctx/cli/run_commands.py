@@ -13,16 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from msctx.cli import render
-from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, option, print_text, write_new
+from msctx.cli import arguments, output
+from msctx.cli.arguments import Entry, Json, Texts, Words, argument, option
+from msctx.cli.output import emit, print_text, write_new
 from msctx.context.plans import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layer_sources import flatten, presets
 from msctx.process_state import command_line
 from msctx.run import sweep as sweeping
-from msctx.run.experiment import file_of, prepare_environment, read, resolve, subject_of
+from msctx.run.experiment_and_entry import file_of, prepare_environment, read, resolve, subject_of
 from msctx.run.launch import is_one_of_several, launch, rank
-from msctx.run.record import Record
+from msctx.run.record import Record, why
 from msctx.run.runner import run_experiment, terminable
 from msctx.verify.runs import sides
 
@@ -32,7 +33,9 @@ def run(
     overrides: Words = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
-    sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", render.complete_setting)] = None,
+    sweep: Annotated[
+        Texts, option("KEY=A,B", "Run once per value, or combination of values.", arguments.complete_setting)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: resume; failed points run again.")] = False,
     engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
     job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
@@ -56,7 +59,7 @@ def run(
         if dry_run:
             for one in experiments:
                 resolve(one)
-            emit(grid, json_, lambda: render.sweep_table(grid, []))
+            emit(grid, json_, lambda: output.sweep_table(grid, []))
             return
         words += ["--nproc", str(nproc)] if nproc else []
         runs_in = sweeping.engine(engine, job or []) if engine else sweeping.in_turn
@@ -70,7 +73,7 @@ def run(
         plan = explain(experiment.settings)
         resolve(experiment)
         if rank() == 0:
-            emit(plan.as_dict(), json_, lambda: render.plan_page(plan))
+            emit(plan.as_dict(), json_, lambda: output.plan_page(plan))
         refuse(plan)
         return
     if not nproc:
@@ -91,7 +94,7 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
 def run_here(experiment: Any, out: str | None, json_: bool) -> None:
     """Run it in this process, which may be one of several; the first one reports."""
-    console = render.console(sys.stderr if json_ else sys.stdout)
+    console = output.console(sys.stderr if json_ else sys.stdout)
     is_first = rank() == 0
     runs: list[Any] = []
 
@@ -99,18 +102,18 @@ def run_here(experiment: Any, out: str | None, json_: bool) -> None:
         runs.append(running)
         if is_first:
             with suppress(OSError):  # nobody reads any more: the run goes on
-                render.show(console, render.plan_page(running.plan))
+                output.show(console, output.plan_page(running.plan))
 
     try:
         with redirect_stdout(sys.stderr) if json_ else nullcontext():
-            result = run_experiment(experiment, out, render.Progress() if is_first else None, announce)
+            result = run_experiment(experiment, out, output.Progress() if is_first else None, announce)
     except KeyboardInterrupt:
         if not runs:
             raise
         record = runs[0].dir / "result.json"
         _interrupted(f"the record is in {runs[0].dir}, and everything was restored", record, json_ and is_first)
     if is_first:
-        emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
+        emit(result, json_, lambda: output.pairs_table(result, ("result", "")))
 
 
 def _interrupted(text: str, record: Any, json_: bool) -> None:
@@ -122,12 +125,12 @@ def _interrupted(text: str, record: Any, json_: bool) -> None:
 
 def _sweep(grid: list[Any], run_grid: Any, json_: bool) -> None:
     """Run it; ends with 1 where a point failed."""
-    console = render.console(sys.stderr)
+    console = output.console(sys.stderr)
 
     def done(number: int, result: Any) -> None:
         told = f"{number} of {len(grid)}: {' '.join(sweeping.words_of(grid[number - 1]))}: {result['status']}"
         with suppress(OSError):
-            console.print(told + f": {sweeping.why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
+            console.print(told + f": {why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
 
     try:
         found = run_grid(done)
@@ -135,7 +138,7 @@ def _sweep(grid: list[Any], run_grid: Any, json_: bool) -> None:
         record = interrupted.args[0] / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
     results = [point["result"] for point in found["points"]]
-    emit(found, json_, lambda: (render.sweep_table(grid, results), Text(f"sweep.json is in {found['dir']}")))
+    emit(found, json_, lambda: (output.sweep_table(grid, results), Text(f"sweep.json is in {found['dir']}")))
     raise typer.Exit(any(result["status"] != "completed" for result in results))
 
 
@@ -146,7 +149,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 def execute(
     words: Annotated[
         list[str],
-        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", render.complete_setting),
+        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", arguments.complete_setting),
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
 ) -> None:
@@ -171,16 +174,16 @@ def execute(
     except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
         refuse(plan := explain(experiment.settings))
     if verbose:  # PyTorch knows the processor, too
-        render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
+        output.show(output.console(sys.stderr), output.plan_page(explain(experiment.settings)))
     raise typer.Exit(start(command, flatten(experiment.levels), strict=plan.strict))
 
 
 def compare(
     subject: Annotated[
-        str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", render.complete_subject)
+        str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", arguments.complete_subject)
     ],
     overrides: Words = None,
-    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", render.complete_setting)] = None,
+    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", arguments.complete_setting)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less time for each row, the largest first.")] = False,
     out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
@@ -197,11 +200,11 @@ def compare(
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import report
     from msctx.compare.comparison import run
-    from msctx.compare.result import as_csv
+    from msctx.compare.result import as_csv, below
 
     with (
         redirect_stdout(sys.stderr),
-        render.console(sys.stderr).status("measuring") as status,
+        output.console(sys.stderr).status("measuring") as status,
     ):  # what a model prints is no result
         found = run(comparison, lambda done, of, name: status.update(Text(f"{done} of {of}: {name}")))
     told: list[Text] = []
@@ -219,7 +222,7 @@ def compare(
     if not found.totals:
         print("nothing could be measured", file=sys.stderr)
         raise typer.Exit(1)
-    slower = report.below(found, fail_below) if fail_below is not None else []
+    slower = below(found, fail_below) if fail_below is not None else []
     for line in slower:
         print(f"below {fail_below:g}: {line}", file=sys.stderr)
     raise typer.Exit(1 if slower else 0)
@@ -232,8 +235,8 @@ def capture(
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
     from msctx.compare.benchmark_cases import load
-    from msctx.compare.capture import capture as captured
     from msctx.compare.workload_file import DTYPES, dump
+    from msctx.compare.workload_from_model import capture as captured
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))
@@ -270,10 +273,10 @@ def verify(
     from msctx.verify.first_difference import verify as compare
 
     try:
-        with terminable(), render.console(sys.stderr).status("the runs begin") as status:
+        with terminable(), output.console(sys.stderr).status("the runs begin") as status:
             result = compare(file, " ".join(against or ["run"]), both, steps, status.update)
     except KeyboardInterrupt:
         _interrupted("the runs have ended", None, False)
     style = "green" if result.finding is None else "red"
-    emit(result.as_json(), json_, lambda: (Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))))
+    emit(result.as_json(), json_, lambda: (Text(result.sentence, style=style), output.pairs_table(result.facts(), ("", ""))))
     raise typer.Exit(int(result.finding is not None))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from msctx.compare.workload_file import LAST, NetworkLayer, Product, geometry, output_of, text
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.run.experiment import Experiment, resolve, users_traceback
+from msctx.run.experiment_and_entry import Experiment, resolve, users_traceback
 
 
 @dataclass

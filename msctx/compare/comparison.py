@@ -16,8 +16,8 @@ import torch
 from msctx.compare import benchmark_cases as subjects
 from msctx.compare.benchmark_cases import Case, error_of, load
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
-from msctx.compare.report import INTERRUPTED, result_of
-from msctx.compare.result import NOISY, Cell, Entrant, Ratio, Result, Row, interleaved, ratio_between, seconds_of
+from msctx.compare.result import INTERRUPTED, Cell, Result, Row, result_of
+from msctx.compare.timing import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.options import make_layer
@@ -25,8 +25,10 @@ from msctx.options.algorithm_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_policy import PRECISION
 from msctx.plan import DONE
 from msctx.process_state import environment
+from msctx.run.launch import run_point
+from msctx.run.record import why
 from msctx.run.runner import terminable
-from msctx.run.sweep import run_point, why, words_of
+from msctx.run.sweep import words_of
 
 TORCH, AGAIN = "", "\0"
 """torch's own path and its control (A/A) among names of choices, which are never these."""

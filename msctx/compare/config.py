@@ -18,9 +18,9 @@ from msctx.options import OPTIONS, find, make_layer
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import Choice, Fields, Int, ListOf, Share, TextKind, check, nowhere, number_below
 from msctx.options.layer_sources import collected
-from msctx.options.yaml_json import load, parse
+from msctx.options.yaml_json_ini import load, parse
 from msctx.run import sweep
-from msctx.run.experiment import COMPARED, Experiment, read_document
+from msctx.run.experiment_and_entry import COMPARED, Experiment, read_document
 from msctx.shipped import shipped
 
 PHASES = ("inference", "training")

@@ -1,160 +1,25 @@
-"""Times of several entrants side by side, in turns; and what a comparison found, as models for result.json."""
+"""What a comparison found: its rows, as models for result.json; what follows from them: totals, and the settings to recommend."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import random
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import torch
+import yaml
 from pydantic import BaseModel
 
-from msctx.compare.config import Point
+from msctx.compare.config import Comparison, Point, besides, requested_algorithm
+from msctx.compare.timing import is_faster, margin
+from msctx.compare.workload_file import Product, text
+from msctx.context import explain
+from msctx.native.policy_and_choices import ConvProblem
+from msctx.options import OPTIONS, make_layer
+from msctx.options.algorithm_policy import PRODUCT
 from msctx.run.record import plain
-
-LEAST, MOST = 7, 200
-"""Rounds: no figure rests on fewer, and more do not help."""
-SHORT = 2e-3
-"""Seconds that a turn should take at least: shorter runs are repeated within it."""
-SETTLED, SETTLING = 0.9, 6
-"""A run that takes less than this part of the one before shows that its scope has not settled; after so many runs it is taken so."""
-PROVEN = 0.02
-"""A gain of less is none, however quiet the machine is."""
-NOISY = 0.1
-"""A control that is off by more, or a spread of more than twice this, is noise."""
-ERRORS = 2.8
-"""Three standard errors of the median of normally distributed ratios are so many times their interquartile range, over the root of
-how many there are."""
-
-
-@dataclass
-class Entrant:
-    name: str
-    scope: Callable[[], AbstractContextManager[Any]]
-    """Entered around each turn. What that costs is outside the time, as a program pays it once and not in each step."""
-    run: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How an entrant did beside the first."""
-
-    seconds: float
-    """The median of its turns."""
-    ratio: float
-    """The first's time over its own in the same round: the median over rounds."""
-    spread: float | None
-    """The interquartile range of these ratios, as a part of the median; ``None`` of a single round."""
-    rounds: int
-    times: tuple[float, ...] = ()
-    """The seconds of a run in each round."""
-
-    @property
-    def ms(self) -> list[float]:
-        """The times in ms, as they are written down."""
-        return [float(f"{seconds * 1e3:.5g}") for seconds in self.times]
-
-
-def margin(spread: float | None, rounds: int) -> float:
-    """How far the median of ratios may be off, as a part of it: three standard errors. A single round shows nothing."""
-    return math.inf if spread is None or rounds < 2 else ERRORS * spread / math.sqrt(rounds)
-
-
-def is_faster(ratio: float, own: float, noise: float = 0.0) -> bool:
-    """Whether a ratio is a gain: at least :data:`PROVEN`, and beyond its *own* margin and the *noise* of the first beside itself."""
-    return ratio > 1 + max(PROVEN, own, noise)
-
-
-def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.device) -> dict[str, Ratio | Exception]:
-    """The first is what the others are compared with, and what it raises is raised.
-
-    All have run before: nothing is compiled or tuned here. What a scope does when it is entered (a weight is looked at, memory is
-    fetched) it does again in each turn; so a turn begins with runs that are not timed, as many as it takes a scope to settle.
-
-    Args:
-        seconds: to be spent; seven rounds are made even if they take longer.
-    """
-    times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
-    failed: dict[str, Exception] = {}
-    order, chance = list(entrants), random.Random(0)
-    plans: dict[str, tuple[int, int]] = {}
-    """How many runs of a turn are not timed, and how many are."""
-
-    def turn(entrant: Entrant) -> None:
-        if entrant.name in failed:
-            return
-        try:
-            with entrant.scope():
-                if entrant.name not in plans:
-                    plans[entrant.name] = _plan(entrant.run, device)
-                    return
-                first, timed = plans[entrant.name]
-                for _ in range(first):
-                    entrant.run()
-                times[entrant.name].append(seconds_of(entrant.run, device, timed))
-        except Exception as error:
-            if entrant is entrants[0]:
-                raise
-            failed[entrant.name] = error
-
-    for entrant in entrants:
-        turn(entrant)
-    began = time.perf_counter()
-    for number in range(MOST):
-        if number >= LEAST and time.perf_counter() - began > seconds:
-            break
-        chance.shuffle(order)
-        for entrant in order:
-            turn(entrant)
-    first = times[entrants[0].name]
-    return {name: failed[name] if name in failed else ratio_between(first, own) for name, own in times.items()}
-
-
-def _plan(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
-    """How many runs it takes a scope to settle, and how many make a turn, found inside it."""
-    first, last = seconds_of(run, device), seconds_of(run, device)
-    count = 1
-    while last < SETTLED * first and count < SETTLING:
-        first, last, count = last, seconds_of(run, device), count + 1
-    return count, max(1, min(1000, math.ceil(SHORT / max(last, 1e-7))))
-
-
-def ratio_between(first: Sequence[float], own: Sequence[float]) -> Ratio:
-    """Of the rounds that both took part in."""
-    ratios = [a / b for a, b in zip(first, own, strict=False)]
-    median = statistics.median(ratios)
-    quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else None
-    spread = (quarters[2] - quarters[0]) / median if quarters else None
-    return Ratio(statistics.median(own), median, spread, len(ratios), tuple(own))
-
-
-def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
-    """Seconds of one run, the mean of some: on a GPU by its own events, on other accelerators until they have finished."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            begin.record()
-            for _ in range(runs):
-                run()
-            end.record()
-            end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / runs
-    wait: Callable[..., Any] = (lambda _: None) if device.type == "cpu" else torch.get_device_module(device).synchronize
-    wait(device)
-    start = time.perf_counter()
-    for _ in range(runs):
-        run()
-    wait(device)
-    return (time.perf_counter() - start) / runs
-
 
 Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
 """no_say: none of its options applies to the row; unable: it cannot run, or has no effect; failed: it raised, or its result
@@ -290,3 +155,192 @@ def as_csv(result: Result) -> str:
         for cell in row.cells or [Cell(reason=row.reason)]:
             lines.writerow(head | cell.model_dump(exclude_unset=True))
     return text.getvalue()
+
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How many times as fast as torch choices are, how far that may be off, and how far torch is from itself."""
+
+    ratio: float
+    margin: float
+    noise: float
+
+    @property
+    def is_gain(self) -> bool:
+        return is_faster(self.ratio, self.margin, self.noise)
+
+
+def estimate(rows: Sequence[Row], points: Sequence[str]) -> Estimate:
+    """One choice for each row (``""``: torch's own path), over all rows as often as they occur."""
+    torchs = own = again = squares = noises = 0.0
+    for row, point in zip(rows, points, strict=True):
+        if not row.baseline.ms:
+            continue
+        cell, base = row.cell_of(point), row.count * row.baseline.ms
+        off = margin(cell.spread, len(cell.times) or row.rounds) if cell else 0.0
+        torchs, own, again = torchs + base, own + base / (cell.ratio if cell else 1.0), again + base / row.control
+        squares += (base * off) ** 2
+        noises += (base * margin(row.control_spread, row.rounds)) ** 2
+    if not own:
+        return Estimate(1.0, math.inf, math.inf)
+    return Estimate(torchs / own, math.sqrt(squares) / torchs, max(abs(torchs / again - 1), math.sqrt(noises) / torchs))
+
+
+def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str, Any], partial: str = "") -> Result:
+    """All of it, with what to set as YAML for ``msctx run``."""
+    layers, settings = comparison.layers, comparison.base.settings
+    given, main = [s for layer in settings.layers for s in layer.settings.values()], explain(settings).main_device
+    here = {s.option.name: s.value for s in given if settings.get(s.option.name, main) is s}
+    result = Result(
+        format=1,
+        name=comparison.name,
+        subject={comparison.subject: comparison.of},
+        source=layers.source if layers else "",
+        command=comparison.given.command,
+        partial=partial,
+        interrupted=partial == INTERRUPTED,
+        seconds_per_row=comparison.keys.seconds,
+        error_limit=comparison.keys.error_limit,
+        context=here | {s.spelling: s.value for s in given if s.device and s.device != main},
+        points=list(comparison.points),
+        rows=rows,
+        environment={key: value for key, value in environment.items() if key != "argv"},
+    )
+    result.totals, result.best = totals(result), best(comparison, result)
+    if result.best.options:
+        whole = {"context": {**result.context, **result.best.options}}
+        result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130)
+    return result
+
+
+def totals(result: Result) -> list[Total]:
+    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts."""
+    found = []
+    for point in result.points:
+        if cells := [cell for row in result.rows if (cell := row.cell_of(point.name))]:
+            total = Total(
+                point=point.name,
+                ratio=estimate(result.rows, [point.name] * len(result.rows)).ratio,
+                error=max((cell.error for cell in cells if cell.error is not None), default=None),
+                workspace=max(cell.workspace or 0 for cell in cells),
+                rows=len(cells),
+                rows_of_torch=sum(bool(row.cells) for row in result.rows) - len(cells),
+            )
+            found.append(total)
+    return found
+
+
+def best(comparison: Comparison, result: Result) -> Best:
+    """The fastest plan that is a gain: one choice for all rows; or for layers the best algorithm of each, which rules choose."""
+    rows, options = result.rows, {point.name: point.options for point in result.points}
+    by_rules = _by_layer(comparison, result) if comparison.layers else []
+    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
+    whole = [name for name in options if all(name in each for each in can) and (not by_rules or besides(options[name]))]
+    plans = [*([name] * len(rows) for name in whole), *[by_rules] * any(by_rules)]
+    gains = [(one.ratio, points) for points in plans if (one := estimate(rows, points)).is_gain]
+    if not gains:
+        return Best(ratio=1.0, points=[""] * len(rows), options={})
+    ratio, points = max(gains, key=lambda gain: gain[0])
+    chosen = _rules(comparison, result, points) if points is by_rules else _canonical(options[points[0]])
+    return Best(ratio=ratio, points=points, options=chosen)
+
+
+def _by_layer(comparison: Comparison, result: Result) -> list[str]:
+    """For each row the fastest choice that names nothing but algorithms and is a gain there; else torch's own path.
+
+    Layers that no rule can separate share one choice.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for number, (row, problem) in enumerate(zip(result.rows, _problems(comparison, result), strict=True)):
+        groups.setdefault((problem, row.direction), []).append(number)
+    names = [point.name for point in result.points if not besides(point.options)]
+    chosen = [""] * len(result.rows)
+    for numbers in groups.values():
+        rows = [result.rows[number] for number in numbers]
+        timed = {n: estimate(rows, [n] * len(rows)) for n in names if all(row.cell_of(n) for row in rows)}
+        gains = {name: one.ratio for name, one in timed.items() if one.is_gain}
+        for number in numbers:
+            chosen[number] = max(gains, key=lambda name: gains[name], default="")
+    return chosen
+
+
+def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names; one that is of a single device keeps its spelling."""
+    settings = make_layer(options, "axes").settings.values()
+    return {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
+
+
+def _problems(comparison: Comparison, result: Result) -> list[Any]:
+    """The problem of each row as rules see it."""
+    assert comparison.layers is not None
+    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in comparison.layers.layers}
+    return [found[row.name, row.problem] for row in result.rows]
+
+
+def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
+    """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
+    options = {point.name: point.options for point in result.points}
+    requested: dict[str, dict[str, Any]] = {"conv_algo_rules": {}, "matmul_algo_rules": {}}
+    for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
+        direction = PRODUCT if row.direction == "forward" else row.direction
+        if not (algorithm := requested_algorithm(options.get(point, {}), direction)):
+            continue
+        if direction == PRODUCT:
+            requested["matmul_algo_rules"][_conditions(problem)] = algorithm
+        else:
+            requested["conv_algo_rules"].setdefault(_conditions(problem), {})[direction] = algorithm
+    found: dict[str, Any] = {}
+    for name, rules in requested.items():
+        first, kind = result.context.get(name), OPTIONS[name].kind
+        if rules:
+            found[name] = f"{first}; {kind.parse(rules)}" if first and kind else rules
+    return found
+
+
+def below(result: Result, limit: float) -> list[str]:
+    """What is slower than it may be, fails, or has no time anywhere; a choice that cannot run somewhere is left to torch there."""
+    speeds = {total.point: total.ratio for total in result.totals}
+    found = [f"not everything was measured: {result.partial}"] if result.partial else []
+    found += [f"{row.label}: {row.reason}" for row in result.rows if row.reason]
+    wrong = [(row, cell) for row in result.rows for cell in row.cells if cell.status in ("failed", "slow")]
+    found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
+    slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
+    return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
+
+
+def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
+    """A problem as rules see it, of any batch (``*``): those for which this is equal always get the same algorithms.
+
+    torch.matmul makes rows of leading axes where these share the right factor, else one batch. Strides do not show every layout.
+    """
+    some: Any = ("*",)
+    if isinstance(problem, Product):
+        is_one = len(problem.b) == 2
+        a, b = some + problem.a[-1 if is_one else -2 :], problem.b if is_one else some + problem.b[-2:]
+        return replace(problem, a=a, b=b, b_transposed=problem.b_transposed and _shows_layout(problem))
+    return replace(problem, input=some + problem.input[1:], layout=problem.layout if _shows_layout(problem) else "")
+
+
+def _shows_layout(problem: ConvProblem | Product) -> bool:
+    if isinstance(problem, Product):
+        return min(problem.b[-2:]) > 1
+    _, channels, *image = problem.input
+    return len(image) > 1 and channels > 1 and {*image} != {1}
+
+
+def _conditions(problem: ConvProblem | Product) -> str:
+    """All that sets a problem apart from others."""
+    if isinstance(problem, Product):
+        layout = ("NT" if problem.b_transposed else "NN") if _shows_layout(problem) else ""
+        found = {"input": problem.a, "weight": problem.b, "dtype": problem.dtype, "layout": layout}
+    else:
+        found = asdict(problem)
+    shown = {}
+    for key, value in found.items():
+        if isinstance(value, tuple):
+            value = text(value if len({*value}) > 1 or key in ("input", "weight") else value[:1])
+        shown[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{key}={value}" for key, value in shown.items() if value or key != "layout")

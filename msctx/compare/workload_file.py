@@ -14,9 +14,9 @@ import yaml
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.policy_and_choices import ConvProblem
+from msctx.options.document import Document
 from msctx.options.kinds import BadValue, Bool, Choice, Fields, Int, Kind, check, refusal, where
-from msctx.options.source_positions import Document
-from msctx.options.yaml_json import load
+from msctx.options.yaml_json_ini import load
 from msctx.shipped import shipped
 
 Shape = tuple[int, ...]

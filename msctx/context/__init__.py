@@ -14,7 +14,8 @@ from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import user_frame
 from msctx.native.watched_models import OF_PROCESS
 from msctx.options import Layer
-from msctx.options.layer_sources import Origin, layer_of, look_up, with_preset
+from msctx.options.layer_sources import layer_of, look_up, with_preset
+from msctx.options.settings import Origin
 from msctx.outside_dynamo import outside_dynamo
 
 

@@ -15,7 +15,8 @@ from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.import_hooks import when_imported
 from msctx.options import Layer
-from msctx.options.layer_sources import INHERITED, stacked
+from msctx.options.layer_sources import INHERITED
+from msctx.options.settings import stacked
 
 KEY = "msctx"
 SEEDS = ("seed", "seed_by_rank")

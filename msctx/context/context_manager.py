@@ -14,7 +14,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
-from msctx.context import agreement
+from msctx.context import rank_agreement
 from msctx.context.child_processes import WorkerInit
 from msctx.context.open_contexts import Scope, above_base, close_late, end_stranded, innermost, stack
 from msctx.context.plans import explain, ready_plan, refuse, warn_failing, within
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from msctx.amp import GradScaler
     from msctx.context.bound_functions import Bound
     from msctx.native.policy_and_choices import Choices
-    from msctx.native.precision_switch import Precisions
+    from msctx.native.precisions import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -209,9 +209,9 @@ class Context:
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        from msctx.native import precision_switch
+        from msctx.native import precisions
 
-        return counted(self, precision_switch.Tally, precision_switch.Tally.precisions, precision_switch.Precisions())
+        return counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
 
     def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
@@ -278,7 +278,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             settings = within(settings, own)
             refuse(plan := ready_plan(settings, own))
         if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None and c10d.is_initialized():
-            agreement.check(plan)
+            rank_agreement.check(plan)
         if own and (plan.failing or plan.incomplete):
             warn_failing(plan, own, around.plan)  # before anything is written: warnings may be errors
         with uninterrupted():

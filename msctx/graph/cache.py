@@ -25,8 +25,8 @@ from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import cachedir, core, ranks
 from msctx.notices import warn
-from msctx.observers import files
-from msctx.observers.files import Slot
+from msctx.observers import slots_and_files as files
+from msctx.observers.slots_and_files import Slot
 from msctx.options.files_named_by_options import OP_CACHE
 from msctx.options.switch_values import CompileCache
 

@@ -23,9 +23,9 @@ from torch._inductor.codecache import PyCodeCache
 from msctx.errors import named
 from msctx.graph import inductor_compile, report
 from msctx.graph.inductor_passes import own_code
-from msctx.native import core, policy_and_choices, tuning_in_library
+from msctx.native import core, policy_and_choices, tuning_in_core
 from msctx.native.tuning_file import GRAPH, Entry, Key
-from msctx.native.tuning_in_library import Permission
+from msctx.native.tuning_in_core import Permission
 from msctx.notices import warn
 from msctx.options.switch_values import Compilation
 
@@ -129,7 +129,7 @@ class _Graph:
         self.lock = threading.RLock()  # held while this or ours is made
         self.sets, self.due, self.choice, self.words = 0, 0.0, "", ""
         told.text = f"{OURS}: not measured yet"
-        known = tuning_in_library.graph(self.file, self.key)
+        known = tuning_in_core.graph(self.file, self.key)
         if known is not None and (known.is_settled or _rival(known)[1] >= CLEAR):
             self.choice, self.words = known.ran, f"{_words(known)}, from the tuning file"
             told.text = self.words
@@ -206,7 +206,7 @@ class _Graph:
 
     def _run_and_measure(self, ours: Run, args: Sequence[Any]) -> Any:
         """The call runs once, ours; then all ways run on copies of its inputs."""
-        said = tuning_in_library.permission_of_graphs(self.file)
+        said = tuning_in_core.permission_of_graphs(self.file)
         if _spent[0] > IN_ALL or said != Permission.NOW or not _measuring.acquire(blocking=False):
             self.due = time.monotonic() + PAUSE
             self.told.text = f"{OURS}: not measured, {WHY.get(said, 'since another is, several processes run, or time is up')}"
@@ -236,7 +236,7 @@ class _Graph:
         try:
             ways = {way: partial(once, way) for way in (OURS, FROZEN, EAGER) if way == OURS or self._theirs(way, args)}
             start = time.monotonic()  # compiling does not count
-            times = _times(ways, partial(tuning_in_library.permission_of_graphs, self.file))
+            times = _times(ways, partial(tuning_in_core.permission_of_graphs, self.file))
             _spent[0] += time.monotonic() - start
             if times is None:
                 self.due, self.told.text = time.monotonic() + PAUSE, f"{OURS}: not measured, {WHY[Permission.BUSY]}"
@@ -244,7 +244,7 @@ class _Graph:
             entry = _verdict(self.key, times)
             self.told.text = self.words = _words(entry)
             self.choice = entry.ran
-            tuning_in_library.keep_graph(self.file, entry)
+            tuning_in_core.keep_graph(self.file, entry)
         except Exception as error:  # such as out of memory
             self.choice, self.told.text = OURS, f"{OURS}: not measured, {named(error).splitlines()[0]}"
         finally:
@@ -278,7 +278,7 @@ def _verdict(key: Key, times: Mapping[str, list[float]]) -> Entry:
     gains = sorted(theirs / mine for mine, theirs in zip(ours, times[rival], strict=True))
     ran = OURS if gains[len(gains) // 4 if len(gains) >= ENOUGH else 0] >= 1 else rival
     measured: dict[str, float | None] = {way: value / middle[ran] for way, value in {"torch": middle[rival], **middle}.items()}
-    return Entry(*key, ran, math := {OURS: OURS}.get(ran, "torch"), again, measured, [f"{ran} {math}"], tuning_in_library.now())
+    return Entry(*key, ran, math := {OURS: OURS}.get(ran, "torch"), again, measured, [f"{ran} {math}"], tuning_in_core.now())
 
 
 def _rival(entry: Entry) -> tuple[str, float]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from msctx.errors import ScopeError
-from msctx.native.precision_in_modules_and_steps import SCALED
+from msctx.native.precision_in_modules_and_optimizers import SCALED
 
 if TYPE_CHECKING:
     from msctx.context import Context

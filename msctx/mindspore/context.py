@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msctx.errors import Diagnostic, OptionError, nearest
-from msctx.mindspore import absent_names, keys
+from msctx.mindspore import absent_names
+from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.keys import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
+from msctx.mindspore.keys_and_rules import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
-from msctx.options import UNSET, find, is_dictionary
+from msctx.options import UNSET, find, is_dictionary, make_layer
 from msctx.options.registry import instead, later
 from msctx.outside_dynamo import outside_dynamo
 from msctx.plan import TARGETS
@@ -66,7 +70,7 @@ def set_context(**kwargs: Any) -> None:
             options[name] = UNSET
         else:
             options[name] = _known(name, value, notes)
-            values += keys.problems_of({name: options[name]}, where)
+            values += _problems_of({name: options[name]}, where)
     if types:
         raise OptionTypeError([*types, *values])
     if values:
@@ -85,7 +89,7 @@ def _known(name: str, value: Any, notes: list[str]) -> Any:
     if isinstance(value, bool) and KEYS[name].types == (int,):
         return int(value)
     if name == "graph_kernel_flags":
-        wrong = {flag: found for flag in value.split() if (found := keys.problems_of({name: flag}, ""))}
+        wrong = {flag: found for flag in value.split() if (found := _problems_of({name: flag}, ""))}
         notes += [f"{name}: {flag!r} is ignored: {found[0].text}" for flag, found in wrong.items()]
         return " ".join(flag for flag in value.split() if flag not in wrong)
     if name in GROUPS:
@@ -93,6 +97,15 @@ def _known(name: str, value: Any, notes: list[str]) -> Any:
         notes += (_ignored(f"{name}.{key}") for key in unheld)
         return {key: inner for key, inner in value.items() if key not in unheld}
     return value
+
+
+def _problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]:
+    """What msctx's options say to values."""
+    try:
+        make_layer(options, where)
+    except OptionError as error:  # MindSpore takes no other words for values
+        return [replace(problem, allowed=re.sub(r" \(also [^)]*\)", "", problem.allowed)) for problem in error.problems]
+    return ()
 
 
 def _not_here(key: Key, target: str) -> str:

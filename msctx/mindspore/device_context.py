@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from msctx.mindspore import keys
+from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.absent_names import of
 from msctx.setter_functions import build
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.errors import Diagnostic, MsctxError
-from msctx.mindspore import keys
+from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.absent_names import SETTINGS, Absent, of
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET

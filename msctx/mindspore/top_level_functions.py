@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic
-from msctx.mindspore import keys
+from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options.switch_values import Compilation

@@ -269,10 +269,10 @@ def load_with_cuda() -> Core:
             if problem := library.c.msctx_install_cuda(*CUDA):
                 raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
             library.hooked.add("cuda")
-            from msctx.native.cuda import compiled_kernels, driver
+            from msctx.native.cuda import depthwise_launches, driver
 
             # without a driver nothing of ours runs there, as its rows show
-            library.c.msctx_serve_cuda_kernels(compiled_kernels.plan, driver.LIBRARY)
+            library.c.msctx_serve_cuda_kernels(depthwise_launches.plan, driver.LIBRARY)
     return library
 
 

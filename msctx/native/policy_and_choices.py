@@ -26,7 +26,7 @@ times = 0
 
 def write(place: str, policy: ConvPolicy | None) -> None:
     # here: with CUDA's compiler they take as long to import as the rest
-    from msctx.native import tuning_file, tuning_in_library
+    from msctx.native import tuning_file, tuning_in_core
 
     global times
     with _lock:
@@ -39,12 +39,12 @@ def write(place: str, policy: ConvPolicy | None) -> None:
         else:
             library, IN_FORCE[place] = LOAD[place](), policy
             counter_lifetimes.note(Tally)
-            number = tuning_in_library.table(library, policy.tuning_file, place) if policy.measures else 0
+            number = tuning_in_core.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
-            recording = tuning_in_library.table(library, records, place, only_records=True) if records else 0
+            recording = tuning_in_core.table(library, records, place, only_records=True) if records else 0
             text = _json(policy, number, recording)
         core.load().c.msctx_set_policy(core.PLACES.index(place), text)
-        tuning_in_library.keep(core.load())
+        tuning_in_core.keep(core.load())
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,6 @@ backward pass and guards compiled code by it; on disk, compiled code is distingu
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8
@@ -20,13 +19,11 @@ import numpy as np
 import torch
 from torch.compiler import config
 
-from msctx import notices
 from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import core, watched_models
 from msctx.native.watched_models import Model
-from msctx.options import operators
-from msctx.options.precision_policy import Precision, PrecisionRule, precision_of
+from msctx.options.precision_policy import CLASS_OF, GRADIENTS, Precision, PrecisionRule, precision_of
 from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
 
 DEVICES = ("cpu", "cuda", "ascend")
@@ -36,7 +33,7 @@ COUNTED = (
     *(*DTYPES, "other", "casts", "again", "traced"),
     *(f"{what}{name}" for what in (BACKWARD, AUTOCAST) for name in (*DTYPES, "other")),
 )
-OPS = (*operators.CLASS_OF, *operators.BACKWARD)
+OPS = (*CLASS_OF, *GRADIENTS)
 _PLACE = {name: i for i, name in enumerate(OPS)}
 
 
@@ -119,7 +116,7 @@ def install(device: str) -> None:
         if device in _installed:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
-        matrix = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
+        matrix = (c_uint8 * len(OPS))(*(CLASS_OF.get(name) == "matrix" for name in OPS))
         if problem := core.load().c.msctx_precision_install(DEVICES.index(device), names, matrix, len(OPS)):
             raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {problem}")
         _installed.add(device)
@@ -167,28 +164,7 @@ def combination_of(numbers: Mapping[str, int]) -> int:
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-def note_autocast(device: Any = None) -> None:
-    """An autocast has been entered or left (the last one of a checkpoint, if that is next), or what is in force has changed.
-
-    Compiled code is distinguished by what is in force and by what an autocast has overruled of it: in this process by a number that
-    Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
-    """
-    c, name_of = core.load().c, words()
-    place = next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1)
-    noted = c.msctx_precision_note_autocast(place)
-    del here.stack[c.msctx_precision_agains() + 1 :]
-    if here.next is not None:
-        noted = c.msctx_precision_again(here.next.number)
-        here.next.current = here.next.number
-        here.stack.append(here.next)
-        here.next = None
-    here.now = here.stack[-1]
-    if noted >= 0 <= place and noted >> place & 1:
-        _report_autocast(DEVICES[place])
-    _show(noted)
-
-
-def _show(noted: int) -> None:
+def show_noted(noted: int) -> None:
     """In the tag; *noted*: see msctx_precision_note_autocast."""
     if noted == here.noted or not (here.now.policies or here.noted >= 0):
         return
@@ -197,26 +173,11 @@ def _show(noted: int) -> None:
     _distinguish("" if noted < 0 else f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
 
 
-def _report_autocast(device: str) -> None:
-    """One that is switched off is how programs exempt what they compute inside it."""
-    word = words()[device]
-    policy = here.now.policies.get(device)
-    if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.now.policies:
-        here.reported = here.now.policies  # whoever traces the code has other filters of warnings each time
-        install(device)  # counts what runs inside it, also where the policy itself casts nothing
-        requested = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
-        dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
-        notices.warn(
-            f"torch.autocast({word!r}, dtype={dtype}) overrides {requested} for the operators inside it, which precisions() "
-            "shows with why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
-        )
-
-
 def switch(number: int) -> None:
     """Put a combination in force in this thread, between two autocasts."""
     c, here.now.current = core.load().c, -2  # no number: where Ctrl-C ends this, it is done again
     c.msctx_precision_switch(number)
-    _show(c.msctx_precision_note_autocast(-1))
+    show_noted(c.msctx_precision_note_autocast(-1))
     here.now.current = number
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir, core
-from msctx.native.cuda import compiled_kernels, driver
+from msctx.native.cuda import compiled_kernels
 
 FORMAT = "msctx tuning 2.0"
 IN_CACHE = "tuning/measured.json"
@@ -78,7 +78,7 @@ def _of_cuda() -> Stamp:
 
     kernels = compiler = ""  # where there are none, none of ours has been measured
     with suppress(NativeError):
-        kernels, compiler = compiled_kernels.origin()[:16], str(driver.find())
+        kernels, compiler = compiled_kernels.origin()[:16], str(compiled_kernels.find_nvrtc())
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     gpus = {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
     flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver_version()}"])

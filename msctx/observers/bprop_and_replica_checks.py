@@ -29,7 +29,7 @@ from msctx.native import watched_models
 from msctx.native.counter_lifetimes import Held
 from msctx.native.ranks import in_words
 from msctx.observers import steps
-from msctx.observers.files import OfThread, Slot
+from msctx.observers.slots_and_files import OfThread, Slot
 
 
 class Check(OfThread):

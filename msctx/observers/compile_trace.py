@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import notices
 from msctx.native import core, ranks
-from msctx.observers import files
-from msctx.observers.files import Slot
+from msctx.observers import slots_and_files as files
+from msctx.observers.slots_and_files import Slot
 from msctx.options.switch_values import GraphFiles, Kernels
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.native import watched_models
-from msctx.observers.files import Slot
 from msctx.observers.operator_events import Reader, around, kind_of
+from msctx.observers.slots_and_files import Slot
 from msctx.options.switch_values import DeterministicExcept
 
 

@@ -26,11 +26,12 @@ from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.native import ranks, watched_models
 from msctx.native.module_tracker import Call
-from msctx.observers import files, module_paths, operator_events, steps
-from msctx.observers.files import Slot
+from msctx.observers import module_paths, operator_events, steps
+from msctx.observers import slots_and_files as files
 from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of, kind_of
-from msctx.options import operators
+from msctx.observers.slots_and_files import Slot
 from msctx.options.grammars import expression_in
+from msctx.options.precision_policy import resolve
 from msctx.options.switch_values import Dump
 
 MOST = 2**16
@@ -385,5 +386,5 @@ def _fail(text: str) -> None:
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:
     if (expression := expression_in(layer)) is not None:
         return any(re.search(expression, name) for name in names)
-    is_named = layer.lower() in kind.lower() or kind in (operators.resolve(layer) or ())  # by PyTorch, or as a type of CANN's
+    is_named = layer.lower() in kind.lower() or kind in (resolve(layer) or ())  # by PyTorch, or as a type of CANN's
     return is_named or any(fnmatchcase(name, layer) for name in names)

@@ -22,9 +22,10 @@ import torch
 from msctx import notices
 from msctx.errors import named, user_frame
 from msctx.native import core, memory, ranks
-from msctx.observers import files, operator_events
-from msctx.observers.files import Slot
+from msctx.observers import operator_events
+from msctx.observers import slots_and_files as files
 from msctx.observers.operator_events import Reader, Row, dtype_of, kind_of
+from msctx.observers.slots_and_files import Slot
 from msctx.options.switch_values import ErrorDump, Overflow, Recorder, Watchdog
 
 # --- enable_exception_dump: what went into an operator that raised, in a file that ``torch.load`` reads ----------------------

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.profiler import record_function
 
 from msctx.native import core, module_tracker, watched_models
-from msctx.observers.files import OfThread
+from msctx.observers.slots_and_files import OfThread
 
 _KEY = re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
 

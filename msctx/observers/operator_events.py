@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from msctx import notices
 from msctx.errors import user_frame
 from msctx.native import core
-from msctx.observers import compile_trace, files, module_paths, steps
+from msctx.observers import compile_trace, module_paths, steps
+from msctx.observers import slots_and_files as files
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""

@@ -21,8 +21,8 @@ import torch
 from torch._library.effects import EffectType
 
 from msctx.errors import Diagnostic, FileError
-from msctx.observers import files
-from msctx.observers.files import Slot
+from msctx.observers import slots_and_files as files
+from msctx.observers.slots_and_files import Slot
 
 NAMES = {
     getattr(torch, name.lower()): name

@@ -24,9 +24,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from msctx.notices import warn
-from msctx.observers import files, steps
-from msctx.observers.files import Slot
+from msctx.observers import slots_and_files as files
+from msctx.observers import steps
 from msctx.observers.module_paths import ModuleRanges
+from msctx.observers.slots_and_files import Slot
 
 MOST_STEPS = 100
 """Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth. Later ones are left out."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from msctx.errors import Diagnostic
-from msctx.options import operators
+from msctx.options.document import Document, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import (
     AnyText,
@@ -33,9 +33,8 @@ from msctx.options.kinds import (
     show,
     where,
 )
-from msctx.options.operators import Operator
-from msctx.options.source_positions import Document, read_file
-from msctx.options.yaml_json import parse_json
+from msctx.options.precision_policy import CANN, Operator, resolve
+from msctx.options.yaml_json_ini import parse_ini, parse_json
 
 
 @dataclass(frozen=True)
@@ -68,29 +67,6 @@ def _one_of(words: str) -> Choice:
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
-
-
-def parse_ini(
-    text: str, file: str, *, first: tuple[str, ...] = ("lines before the first [section]",), sign: str = "="
-) -> Document:
-    """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
-
-    *first*: the keys that lead to the lines before the first heading; ``()``: headings are none.
-    """
-    document, what, path = Document(text, file), f"key{sign}value", first
-    pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
-    for span in document.lines():
-        line = document.text[slice(*span)]
-        if path and (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)):
-            path = (*path[:-1], heading[1])
-            document.within(path)
-            document.keys[path] = document.values[path] = document.place(span)
-        elif match := pair.fullmatch(document.text, *span):
-            document.put((*path, match[1]), match.span(1), match.span(2))
-        else:
-            allowed = f"{what}, one to a line" + ", or [section]" * bool(path)
-            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
-    return document.in_order()
 
 
 _OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
@@ -222,8 +198,8 @@ def _words(value: Any) -> str:
 
 def _are_one(name: str, other: str) -> bool:
     """Whether two names mean an operator of PyTorch's; two of CANN's types may share one."""
-    shared = {*(operators.resolve(name) or ())} & {*(operators.resolve(other) or ())}
-    return name == other or (bool(shared) and not {name, other} <= operators.CANN.keys())
+    shared = {*(resolve(name) or ())} & {*(resolve(other) or ())}
+    return name == other or (bool(shared) and not {name, other} <= CANN.keys())
 
 
 def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[BadValue]:

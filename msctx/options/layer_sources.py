@@ -6,10 +6,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import reduce
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
@@ -25,7 +24,7 @@ from msctx.options.registry import (
     make_layer,
     option_of,
 )
-from msctx.options.settings import Layer, Settings
+from msctx.options.settings import Layer, Origin, Settings, stacked
 from msctx.shipped import shipped
 
 PLAN = "MSCTX_PLAN"
@@ -123,11 +122,6 @@ def flatten(levels: Mapping[str, Layer]) -> Layer:
     return stacked(levels[level] for level in LEVELS if level in levels)
 
 
-def stacked(layers: Iterable[Layer]) -> Layer:
-    """Layers, the lowest first, merged into one."""
-    return reduce(lambda below, layer: below.under(layer, lower=True), layers, Layer())
-
-
 def layer_of(options: Mapping[str, Any], origin: str) -> Layer:
     """The settings of one place: its preset, and over it the rest."""
     problems: list[Diagnostic] = []
@@ -165,7 +159,7 @@ def wrong_section(key: str, allowed: Iterable[str], where: str, mark: Mark | Non
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     """The options of a preset, by name or by the path of a YAML file of your own."""
-    from msctx.options.yaml_json import load
+    from msctx.options.yaml_json_ini import load
 
     known = presets()
     preset = fspath(preset) if isinstance(preset, PathLike) else preset
@@ -234,17 +228,10 @@ def _spelling(variable: str) -> str:
 def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
     if (option is None or not option.is_text) and text[:1] == "{" and not ge_key(spelling)[1]:
-        from msctx.options.yaml_json import parse
+        from msctx.options.yaml_json_ini import parse
 
         return parse(text, where).data
     return from_text(spelling, text, bits=True)
-
-
-class Origin(NamedTuple):
-    """A value and where it came from (``"default"``: nobody set it)."""
-
-    value: Any
-    origin: str
 
 
 def look_up(name: str, settings: Settings, main: str) -> Origin:

@@ -2,6 +2,10 @@
 
 The text is a JSON object of the options that are set and of what the files hold that they name. Lists and tables here are the
 documentation: the table of docs/how-to/precision.md is made from them, and so are the tests.
+
+Operators have PyTorch's names and CANN's. An overload is governed with its name (``sum`` and ``sum.dim_IntList``); forms that write
+into a given tensor (``add_``, ``out=``) are not, they have its dtype. An operator that is not here is made of others that are, as
+``outer`` is a ``mul``, or only moves values.
 """
 
 from __future__ import annotations
@@ -9,11 +13,67 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
-from msctx.options import operators
-from msctx.options.operators import EXACT, MATRIX, MOVING, SENSITIVE, STRICT, VECTOR
+from msctx.errors import nearest_of
+from msctx.options.kinds import BadValue, TextKind, show
+from msctx.shipped import CONFIGS
+
+_DATA = json.loads((CONFIGS / "operators.json").read_bytes())
+CLASSES: dict[str, list[str]] = _DATA["classes"]
+"""Class → its operators, in the order in which the native core knows them.
+
+matrix: matrix multiplications, for the cube unit of an Ascend, tensor cores, AMX. sensitive: they need float32 under mixed precision,
+by PyTorch's lists for CUDA and CPU; avg_pool3d has no other kernel. strict: of the other vector operators those that want all their
+inputs in one dtype, the widest of them where a policy sets no other. vector: the other operators that compute. moving: they only move
+values, or add them up; they keep their dtype, the widest of several. quantizing: they take only float32.
+"""
+MATRIX, SENSITIVE, STRICT, VECTOR, MOVING, QUANTIZING = CLASSES.values()
+CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
+EXACT: list[str] = _DATA["exact"]
+"""The vector operators that give one of their inputs' values, or round nothing: they have one implementation."""
+GRADIENTS: list[str] = _DATA["backward"]
+"""Of what computes gradients alone, the usual operators: only counted. Other gradients are made of the operators above."""
+ALIASES: dict[str, str] = _DATA["aliases"]
+"""Other names that PyTorch itself has for an operator."""
+CANN: dict[str, list[str]] = _DATA["cann"]
+"""CANN's type of operator → the names that PyTorch has for it.
+
+None: PyTorch has no operator for it (it computes an LRN of others, RoI alignment is torchvision's), it is a gradient, which computes
+in the dtypes of its forward pass, or it computes nothing.
+"""
+
+
+def resolve(name: str) -> tuple[str, ...] | None:
+    """PyTorch's operators for a name of PyTorch's (``aten::mm``, ``mm``, ``mm.default``) or a type of CANN's; ``None``: unknown."""
+    if name in CANN:
+        return tuple(CANN[name])
+    plain = name.removeprefix("aten::").partition(".")[0]
+    plain = ALIASES.get(plain, plain)
+    return (plain,) if plain in CLASS_OF else None
+
+
+@cache
+def _known() -> dict[str, str]:
+    return {name.lower(): name for name in (*CLASS_OF, *ALIASES, *CANN)}
+
+
+def _operator(text: str) -> str:
+    name = text.strip()
+    if resolve(name) is None:
+        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=partial(_nearest, name))
+    return name
+
+
+def _nearest(name: str) -> str:
+    return " or ".join(_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3))
+
+
+_ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
+Operator = TextKind(_ALLOWED, check=_operator)
+Operators = TextKind(_ALLOWED, ",", check=lambda text: ",".join(map(_operator, text.split(","))))
+"""Several of them, separated by commas."""
 
 PRECISION = (
     "precision_mode",
@@ -181,11 +241,11 @@ def precision_of(text: str) -> Precision:
     for name, listed in dtypes.get(by_type, {}).items():
         rules |= dict.fromkeys(ops_of(name), _custom(listed, f"customize_dtypes {name}"))
     for name, way in ways.get(by_name, {}).items():
-        inside = _of_way(way, operators.CLASS_OF, rules, f"op_precision_mode [{by_name}] {name}={way}")
+        inside = _of_way(way, CLASS_OF, rules, f"op_precision_mode [{by_name}] {name}={way}")
         modules.setdefault(name, {}).update(inside)
     for name, listed in dtypes.get(by_name, {}).items():
         rule = _custom(listed, f"customize_dtypes {name}")
-        modules.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
+        modules.setdefault(name, {}).update({op: rule for op in CLASS_OF if op not in MOVING})
     wants_kernels = requested.get("enable_reduce_precision")
     retries = int(wants_kernels) if wants_kernels is not None else 2 * (mode == "force_fp16")
     return Precision(rules, modules, LOW.get(mode, ""), retries, requested.get("frozen_weights", False))
@@ -198,7 +258,7 @@ def mode_of(requested: Mapping[str, Any]) -> str:
 
 
 def ops_of(name: str) -> tuple[str, ...]:
-    return operators.resolve(name) or ()
+    return resolve(name) or ()
 
 
 def _of_mode(mode: str, why: str) -> dict[str, PrecisionRule]:
@@ -206,7 +266,7 @@ def _of_mode(mode: str, why: str) -> dict[str, PrecisionRule]:
         kind: replace(rule, why=why + (f" (inputs rounded to {rule.through})" if rule.through else ""))
         for kind, rule in MODES[mode].items()
     }
-    kinds = {op: "matrix" if mode in MIXED and op in WHITE_TOO else kind for op, kind in operators.CLASS_OF.items()}
+    kinds = {op: "matrix" if mode in MIXED and op in WHITE_TOO else kind for op, kind in CLASS_OF.items()}
     return {op: by_class[kind] for op, kind in kinds.items() if kind in by_class}
 
 
@@ -227,7 +287,7 @@ def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> d
 
 def colour_of(op: str) -> str:
     """The list of mixed precision that an operator is on by itself."""
-    kind = operators.CLASS_OF[op]
+    kind = CLASS_OF[op]
     return "white-list" if kind == "matrix" or op in WHITE_TOO else "black-list" if kind == "sensitive" else "gray-list"
 
 

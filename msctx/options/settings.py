@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 from msctx.options.option import DEVICES, Setting
 from msctx.options.rules import YIELDING, clash, overrides
+
+
+class Origin(NamedTuple):
+    """A value and where it came from (``"default"``: nobody set it)."""
+
+    value: Any
+    origin: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,3 +179,8 @@ def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Set
         return next((w for w in settings if overrides(w, setting, device, always=True) and winner(w) is None), None)
 
     return [(setting, w) for setting in settings if (w := winner(setting)) is not None]
+
+
+def stacked(layers: Iterable[Layer]) -> Layer:
+    """Layers, the lowest first, merged into one."""
+    return reduce(lambda below, layer: below.under(layer, lower=True), layers, Layer())

@@ -1,4 +1,4 @@
-"""Other processes: any command under options (msctx exec), and several ranks as one run (msctx run FILE --nproc N)."""
+"""Other processes: any command under options (msctx exec), several ranks as one run (msctx run FILE --nproc N), a run of a grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,9 +20,11 @@ from msctx.native import ranks
 from msctx.notices import warn
 from msctx.options import Layer, find, layer_sources
 from msctx.options.layer_sources import presets
-from msctx.run.experiment import Experiment
-from msctx.run.record import Record, result_in
+from msctx.run.experiment_and_entry import Experiment
+from msctx.run.record import Record, result_in, result_of
 
+GRACE = 10.0
+"""Seconds that a run has after Ctrl-C or SIGTERM to end by itself."""
 KEYS = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends those of its keys to the command itself."""
 
@@ -175,3 +179,28 @@ def _agreed(parent: str, name: str) -> str:
 
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     return str(store.compare_set("msctx/run_dir", "", str(Record.fresh(parent, name))).decode())
+
+
+def command(file: str, words: Sequence[str], folder: Path) -> list[str]:
+    """One run, in its own process."""
+    return [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder)]
+
+
+def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run it in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``.
+
+    The process and all that it starts are one group. Ctrl-C is passed on to it, other exceptions as SIGTERM.
+    """
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
+    with subprocess.Popen(command(file, words, folder), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **how) as process:
+        try:
+            _, err = process.communicate()
+        except BaseException as raised:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
+                process.communicate(timeout=GRACE)
+            raise
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return result_of(folder, process.returncode, err)

@@ -151,3 +151,35 @@ class MemoryOfRun:
         if of_accelerator := [phase["accelerator"] for phase in self.phases if "accelerator" in phase]:
             found["accelerator_peak_bytes"] = max(row["peak_bytes"] for row in of_accelerator)
         return found
+
+
+def resumed(folder: Path, given: Mapping[str, Any]) -> Record:
+    """The record of a grid that has begun."""
+    path = folder / "sweep.json"
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise FileError(
+            [Diagnostic("--resume", "is not the record of a sweep: name its folder with --out", str(path))]
+        ) from None
+    if differing := [key for key in given if before.get(key) != given[key]]:
+        text = f"the sweep was begun with another {', '.join(differing)}: give the same, or begin another sweep"
+        raise FileError([Diagnostic("--resume", text, str(path))])
+    return Record(folder.absolute())
+
+
+def written(folder: Path) -> dict[str, Any] | None:
+    return result_in(folder) or result_in(folder / "rank_0")
+
+
+def result_of(folder: Path, code: int, err: str) -> dict[str, Any]:
+    """What became of a run that has ended."""
+    text = err.strip() or f"exit code {code}"
+    failed = {"status": "failed", "exit_code": code, "error": text, "reason": text.rpartition("error: ")[2].partition("\n")[0]}
+    return written(folder) or failed
+
+
+def why(result: Mapping[str, Any]) -> str:
+    """One line of why a run did not end well."""
+    text = str(result.get("reason") or result.get("error") or result.get("status")).strip()
+    return text.partition("\n")[0]

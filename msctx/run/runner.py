@@ -22,12 +22,12 @@ from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
-from msctx.native import counter_lifetimes, tuning_file, tuning_in_library
+from msctx.native import counter_lifetimes, tuning_file, tuning_in_core
 from msctx.options.layer_sources import collected
 from msctx.plan import Plan
 from msctx.process_state import diff, environment, state
 from msctx.run import launch
-from msctx.run.experiment import Experiment, in_a_line, resolve, users_traceback
+from msctx.run.experiment_and_entry import Experiment, in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
 
 
@@ -124,7 +124,7 @@ def run_experiment(
 
     Args:
         out: the run directory; default: a new one under ``record.dir``. Of several ranks, each has ``rank_0`` and so on in it.
-        progress: shows progress (see :class:`msctx.render.Progress`); default: silent.
+        progress: shows progress (see :class:`msctx.cli.output.Progress`); default: silent.
         announce: called with the run once it is about to start.
 
     Raises:
@@ -189,7 +189,7 @@ def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], c
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        if tuned := tuning_in_library.used_by(made):
+        if tuned := tuning_in_core.used_by(made):
             record.text("tuning.json", tuning_file.text_of(tuned))
 
 

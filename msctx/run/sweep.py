@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
@@ -20,17 +16,15 @@ from typing import Any
 import yaml
 
 from msctx.deferred_interrupts import uninterrupted
-from msctx.errors import Diagnostic, FileError, OptionError, nearest, text_of
+from msctx.errors import Diagnostic, OptionError, nearest, text_of
 from msctx.options import OPTIONS, find
+from msctx.options.document import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
-from msctx.options.source_positions import scalar
-from msctx.run.experiment import Experiment, flow
-from msctx.run.record import Record, plain, result_in
+from msctx.run.experiment_and_entry import Experiment, flow
+from msctx.run.launch import command, run_point
+from msctx.run.record import Record, plain, result_of, resumed, written
 from msctx.run.runner import Terminated, terminable, undisturbed
-
-GRACE = 10.0
-"""Seconds that a run has after Ctrl-C or SIGTERM to end by itself."""
 
 
 class Interrupted(Exception):
@@ -104,48 +98,6 @@ def _word(key: str, value: Any) -> str:
     return text.removesuffix("\n...\n").strip()
 
 
-def command(file: str, words: Sequence[str], folder: Path) -> list[str]:
-    """One run, in its own process."""
-    return [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder)]
-
-
-def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run it in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``.
-
-    The process and all that it starts are one group. Ctrl-C is passed on to it, other exceptions as SIGTERM.
-    """
-    how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
-    with subprocess.Popen(command(file, words, folder), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **how) as process:
-        try:
-            _, err = process.communicate()
-        except BaseException as raised:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
-                process.communicate(timeout=GRACE)
-            raise
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return result_of(folder, process.returncode, err)
-
-
-def result_of(folder: Path, code: int, err: str) -> dict[str, Any]:
-    """What became of a run that has ended."""
-    text = err.strip() or f"exit code {code}"
-    failed = {"status": "failed", "exit_code": code, "error": text, "reason": text.rpartition("error: ")[2].partition("\n")[0]}
-    return _written(folder) or failed
-
-
-def _written(folder: Path) -> dict[str, Any] | None:
-    return result_in(folder) or result_in(folder / "rank_0")
-
-
-def why(result: Mapping[str, Any]) -> str:
-    """One line of why a run did not end well."""
-    text = str(result.get("reason") or result.get("error") or result.get("status")).strip()
-    return text.partition("\n")[0]
-
-
 def in_turn(file: str, points: Sequence[Point], scratch: Path) -> Results:
     """One after the other, on this machine."""
     for number, words, folder in points:
@@ -179,7 +131,7 @@ def run(
     requested = plain({key: list(each) for key, each in values.items()})
     given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": requested}
     record = (
-        _resumed(Path(out or "."), given) if resume else Record.create(out, experiment.record_dir, f"{experiment.name}-sweep")
+        resumed(Path(out or "."), given) if resume else Record.create(out, experiment.record_dir, f"{experiment.name}-sweep")
     )
     grid, results, left = points(values), dict[int, dict[str, Any]](), list[Point]()
 
@@ -190,7 +142,7 @@ def run(
 
     for number, point in enumerate(grid, 1):
         folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
-        if (found := _written(folder)) and found["status"] == "completed":
+        if (found := written(folder)) and found["status"] == "completed":
             results[number] = found
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -207,21 +159,6 @@ def run(
                 write(partial=True)
             raise Interrupted(record.folder) from None
     return write(partial=False) | {"dir": str(record.folder)}
-
-
-def _resumed(folder: Path, given: Mapping[str, Any]) -> Record:
-    """The record of a grid that has begun."""
-    path = folder / "sweep.json"
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise FileError(
-            [Diagnostic("--resume", "is not the record of a sweep: name its folder with --out", str(path))]
-        ) from None
-    if differing := [key for key in given if before.get(key) != given[key]]:
-        text = f"the sweep was begun with another {', '.join(differing)}: give the same, or begin another sweep"
-        raise FileError([Diagnostic("--resume", text, str(path))])
-    return Record(folder.absolute())
 
 
 POLL = 0.5

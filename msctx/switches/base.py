@@ -114,7 +114,7 @@ def writing(place: str, unwritten: Any = None, *of: Any) -> Callable[[Any], None
 
 
 def slot(name: str, place: str, *of: Any, **more: Any) -> Switch:
-    """*place*: ``module:object`` of a :class:`msctx.observers.files.Slot`, whose kind is made of *of* and the value."""
+    """*place*: ``module:object`` of a :class:`msctx.observers.slots_and_files.Slot`, whose kind is made of *of* and the value."""
     state = reading(f"{place}.save"), writing(f"{place}.load")
     return Switch(name, reading(f"{place}.read"), writing(f"{place}.write", None, *of), state=state, **more)
 

@@ -116,7 +116,7 @@ SWITCHES = (
     _of_session("session.iterations_per_loop"),
     _of_session("session.graph_max_parallel_model_num"),
     _of_session("session.low_precision"),
-    _part("torch.dataloader.shared", "msctx.native.ranks:", verbs=("shared", "share"), scope="thread"),
+    _part("torch.dataloader.shared", "msctx.native.shared_batches:", verbs=("shared", "share"), scope="thread"),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._logging._internal import log_registry
 
-from msctx.graph import graph_mode, inductor_passes, report
+from msctx.graph import gradient_functions, graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
 from msctx.native import precision_policies, ranks
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, Texts, of, slot
@@ -285,7 +285,9 @@ SWITCHES = (
         lambda on: graph_mode.put_back(graph_mode.outermost if on else None),
         state=(graph_mode.found, graph_mode.put_back),
     ),
-    Switch("graph.grad_for_scalar", lambda: graph_mode.for_scalars, partial(setattr, graph_mode, "for_scalars")),
+    Switch(
+        "graph.grad_for_scalar", lambda: gradient_functions.for_scalars, partial(setattr, gradient_functions, "for_scalars")
+    ),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from msctx.options import DEVICES, Setting, operators
+from msctx.options import DEVICES, Setting
 from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
+from msctx.options.precision_policy import resolve
 from msctx.options.rules import Excludes, Needs, Rule, When
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined
 from msctx.themes.common import apart, debug_words, engine_options, kernels, with_graphs
@@ -122,7 +123,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
 def _op_debug_config(on: On, words: list[str]) -> Outcome:
     entries = {word: NO_PIPELINES if (on.device, word) == ("cpu", "check_flag") else "" for word in words}
     for name in on.content("op_debug_config").get("op_debug_list", ()) if on.device != "ascend" else ():
-        if operators.resolve(name.removeprefix("OpType::")) is None:
+        if resolve(name.removeprefix("OpType::")) is None:
             entries[name] = f"{name} is no operator that is known"
     return by_entry(entries, _debugged(on, words))
 

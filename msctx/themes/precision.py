@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msctx.options import Setting, operators
+from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Path
-from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
-from msctx.options.precision_policy import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
+from msctx.options.precision_policy import (
+    ACCELERATE,
+    CANN,
+    CHOOSABLE,
+    INDEXED,
+    OF_CANN,
+    PRECISION,
+    Operators,
+    colour_of,
+    mode_of,
+    resolve,
+    text_of,
+)
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused
 from msctx.themes.common import PINNED
@@ -192,7 +203,7 @@ def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     """Whether torch_npu itself takes the choice of implementations: two of its values, and CANN's own types with them."""
     types = requested.get("optypelist_for_implmode", "")
     is_value = requested.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
-    return name in requested and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
+    return name in requested and is_value and all(t.strip() in CANN for t in types.split(",") if t)
 
 
 def _precision_mode(on: On, setting: Setting) -> Outcome:
@@ -233,7 +244,7 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     for colour, moves in (setting.content or {}).items():
         for move, names in moves.items():
             for name in names:
-                is_absent = move == "to-remove" and not any(colour_of(op) == colour for op in operators.resolve(name) or ())
+                is_absent = move == "to-remove" and not any(colour_of(op) == colour for op in resolve(name) or ())
                 entries[colour, move, name] = _without_operator(name) or f"{name} is not on the {colour}" * is_absent
     shared = _shared({n: colour for colour, moves in (setting.content or {}).items() for n in moves.get("to-add", ())})
     return by_entry(entries, _with(on, shared))
@@ -286,14 +297,14 @@ def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[st
 
 
 def _without_operator(name: str) -> str:
-    return f"torch has no separate operator for {name}" if operators.resolve(name) == () else ""
+    return f"torch has no separate operator for {name}" if resolve(name) == () else ""
 
 
 def _without_choice(name: str, mode: str = "") -> str:
     """Why a mode of computing changes nothing about an operator, or ``""``."""
     if mode in ALONE:
         return f"{name}: {ALONE[mode]}"
-    ops = {*(operators.resolve(name) or ())}
+    ops = {*(resolve(name) or ())}
     if mode == "support_out_of_bound_index":
         return f"msctx does not check indices of {name}" if ops.isdisjoint(INDEXED) else ""
     return f"{name} has one implementation only" if ops.isdisjoint(CHOOSABLE) else ""
@@ -304,7 +315,7 @@ def _shared(types: Mapping[str, Any]) -> list[str]:
     last: dict[str, str] = {}
     reasons = []
     for name, setting in types.items():
-        for op in operators.resolve(name) or ():
+        for op in resolve(name) or ():
             if op in last and types[last[op]] != setting:
                 reasons.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name

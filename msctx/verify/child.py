@@ -24,66 +24,15 @@ from msctx.context.process_wide import BASE
 from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_tracker
 from msctx.observers import module_paths, operator_events, steps
-from msctx.observers.operator_events import ASK_AGAIN, Reader, Row, dtype_of
+from msctx.observers.operator_events import ASK_AGAIN, Reader, Row
 from msctx.options.algorithm_policy import plain
-from msctx.run.experiment import prepare_environment, read
+from msctx.run.experiment_and_entry import prepare_environment, read
 from msctx.run.runner import run_experiment
 from msctx.switches import SWITCHES
+from msctx.verify.first_difference import differing, ran
 from msctx.verify.runs import Message, failed
 
 Send = Callable[[dict[str, Any]], object]
-Ran = dict[str, Any]
-"""Its :data:`PLACE`, ``overload``, and its ``inputs`` and ``outputs``: argument, dtype and shape, and digest of each."""
-PLACE = ("operator", "module", "direction", "node")
-SCRATCH_OUTPUTS = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 4, "aten::miopen_rnn": 4, "aten::cudnn_batch_norm": 3}
-SCRATCH_INPUTS = ("workspace", "reserve", "reserveSpace")
-"""Workspaces of libraries, which may write only a part of them: the same results leave different bits there."""
-
-
-def ran(row: Row) -> Ran:
-    """From a row of the collector."""
-    scratch = SCRATCH_OUTPUTS.get(row["operator"])
-    inputs = [_tensor(one, is_scratch=one["argument"] in SCRATCH_INPUTS) for one in row["inputs"]]
-    outputs = [_tensor(one, is_scratch=number == scratch) for number, one in enumerate(row["outputs"])]
-    return {**{name: row.get(name, "") for name in (*PLACE, "overload")}, "inputs": inputs, "outputs": outputs}
-
-
-def _tensor(found: Row, *, is_scratch: bool) -> list[Any]:
-    """The digest of a tensor that the collector cannot read is ``None``."""
-    content = f"{dtype_of(found)}[{found['shape'].replace('x', ', ')}]"
-    return [found["argument"], content, 0 if is_scratch else found.get("digest")]
-
-
-def difference(one: Ran, other: Ran) -> tuple[str, list[str]] | None:
-    """The kind, and the inputs that differ; ``None``: the outputs agree.
-
-    ``operator``: equal inputs and different outputs. ``random``: the same, from a random generator. ``input``: an input differs.
-    Inputs count only if the outputs differ: memory that is about to be overwritten may hold anything.
-    """
-    if one["outputs"] == other["outputs"]:
-        return None
-    is_random = _is_random(one)
-    pairs = zip(one["inputs"], other["inputs"], strict=False)
-    inputs = [f"{a[0]} {a[1]}".lstrip() for a, b in pairs if a != b and not (is_random and a[0] == "self")]
-    return "input" if inputs else "random" if is_random else "operator", inputs
-
-
-def _is_random(row: Ran) -> bool:
-    """Whether the operator draws from one of torch's generators."""
-    space, _, name = row["operator"].partition("::")
-    packet = getattr(getattr(torch.ops, space, None), name, None) if name else None
-    overload = getattr(packet, row["overload"] or "default", None)
-    return torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ())
-
-
-def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) -> str:
-    """``64 / 80 (80.0%) elements, by 0.5 at index (0, 1)``; ``""``: they agree."""
-    try:
-        torch.testing.assert_close(torch.atleast_1d(other), torch.atleast_1d(one), rtol=0, atol=tolerance, equal_nan=True)
-    except AssertionError as error:
-        facts = [line.partition(": ")[2] for line in str(error).splitlines() if ": " in line]
-        return f"{facts[0]} elements, by {facts[1]}" if len(facts) > 1 else str(error).splitlines()[0]
-    return ""
 
 
 class DigestReader(Reader):

@@ -13,7 +13,7 @@ import pytest
 from msctx.cli.machine_commands import checks
 from msctx.native import build, core, tuning_file
 from msctx.native.tuning_file import Entry, Stamp, stamp
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 from msctx.run.runner import config
 
 

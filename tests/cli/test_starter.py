@@ -11,7 +11,7 @@ from msctx import schema
 from msctx.cli import option_commands
 from msctx.options import find
 from msctx.options.precision_policy import CHOOSABLE, precision_of, text_of
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 
 TEXT = option_commands.text("mine.yaml")
 LINES = TEXT.splitlines()

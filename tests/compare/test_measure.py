@@ -13,9 +13,9 @@ import torch
 from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
-from msctx.compare import report, result
-from msctx.compare.report import result_of
-from msctx.compare.result import Entrant, as_csv, interleaved
+from msctx.compare import report, timing
+from msctx.compare.result import as_csv, below, result_of
+from msctx.compare.timing import Entrant, interleaved
 from msctx.tables import plain
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def clock(monkeypatch):
     made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
-    monkeypatch.setattr(result, "time", made)
+    monkeypatch.setattr(timing, "time", made)
     return made
 
 
@@ -47,7 +47,7 @@ def test_turns_change_their_order_and_scopes_are_left(clock):
     found = interleaved([entrant("a"), entrant("b")], 0.0, CPU)
     rounds = {tuple(seen[place : place + 4]) for place in range(4, len(seen), 4)}
     assert rounds == {("a", "A", "b", "B"), ("b", "B", "a", "A")}
-    assert found["a"].rounds == result.LEAST
+    assert found["a"].rounds == timing.LEAST
     assert found["a"].seconds == pytest.approx(0.01)
 
 
@@ -156,7 +156,7 @@ def test_csv_has_a_line_for_each_cell(found):
 
 def test_what_is_slower_than_it_may_be(found):
     found.rows.append(row("third", [], reason="it cannot run: boom"))
-    assert report.below(found, 0.9) == ["third fprop: it cannot run: boom", f"{A}: 0.68 of torch's speed"]
+    assert below(found, 0.9) == ["third fprop: it cannot run: boom", f"{A}: 0.68 of torch's speed"]
 
 
 def test_on_a_terminal(tmp_path):

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msctx.compare.config import Comparison
-from msctx.compare.report import result_of
-from msctx.compare.result import Result
+from msctx.compare.result import Result, result_of
 from msctx.compare.workload_file import Product, output_of
 from msctx.native.policy_and_choices import ConvProblem
 

@@ -8,7 +8,7 @@ from msctx.compare.benchmark_cases import error_of, load, of_layer, of_model
 from msctx.compare.workload_file import NetworkLayer, Product, Workload, dump, output_of, parse, read
 from msctx.errors import EntryError
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.options.yaml_json import parse as parse_yaml
+from msctx.options.yaml_json_ini import parse as parse_yaml
 from msctx.shipped import shipped
 
 

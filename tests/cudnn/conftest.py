@@ -14,8 +14,8 @@ sys.path[:0] = {[str(folder) for folder in (HERE, HERE.parent, HERE.parent / "ke
 import standin
 from standin import *
 import torch, warnings
-from msctx.native import tuning_in_library
-tuning_in_library.is_busy = lambda: False
+from msctx.native import tuning_in_core
+tuning_in_core.is_busy = lambda: False
 cudnn = start()
 torch.set_num_threads(1)
 torch.manual_seed(0)

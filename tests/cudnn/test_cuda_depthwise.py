@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from msctx.native import core
-from msctx.native.cuda import compiled_kernels
+from msctx.native.cuda import depthwise_launches
 
 Run = Callable[[str], str]
 START = """
@@ -26,8 +26,8 @@ def with_kernels(asking: Run) -> Run:
 
 def test_the_core_and_python_mean_the_same_bytes() -> None:
     library = core.load().c
-    assert library.msctx_cuda_plan_size() == ctypes.sizeof(compiled_kernels.CudaPlan)
-    assert library.msctx_conv_problem_size() == ctypes.sizeof(compiled_kernels.CConvProblem)
+    assert library.msctx_cuda_plan_size() == ctypes.sizeof(depthwise_launches.CudaPlan)
+    assert library.msctx_conv_problem_size() == ctypes.sizeof(depthwise_launches.CConvProblem)
 
 
 @pytest.mark.full
@@ -133,7 +133,7 @@ def test_a_launch_that_fails_falls_back_and_is_not_tried_again(with_kernels: Run
 def test_without_a_compiler_the_reason_is_the_compilers_and_cut_between_characters(with_kernels: Run) -> None:
     with_kernels("""
     from msctx.errors import NativeError
-    from msctx.native.cuda import compiled_kernels
+    from msctx.native.cuda import compiled_kernels, depthwise_launches
 
     def none(module, arch):
         raise NativeError("no compiler for CUDA kernels: a" + "é" * 400)

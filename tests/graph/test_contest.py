@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import msctx
 from msctx.graph import contest, inductor_compile, report
-from msctx.native import core, tuning_file, tuning_in_library
-from msctx.native.tuning_in_library import Permission
+from msctx.native import core, tuning_file, tuning_in_core
+from msctx.native.tuning_in_core import Permission
 
 REQUESTED = {"mode": "GRAPH_MODE", "conv_fprop_algo": "performance", "frozen_weights": True}
 SECONDS = {contest.OURS: 1.0, contest.FROZEN: 2.0, contest.EAGER: 3.0}
@@ -127,7 +127,7 @@ def test_the_fastest_runs_and_a_later_process_has_it_alone(
 
     ran.clear()
     torch._dynamo.reset()
-    monkeypatch.setattr(tuning_in_library, "_tables", {})  # as in another process
+    monkeypatch.setattr(tuning_in_core, "_tables", {})  # as in another process
     del compilations[:]
     with msctx.context(**REQUESTED) as ctx, torch.no_grad(), generated() as code:
         torch.testing.assert_close(model(x), right, rtol=1e-4, atol=1e-5)
@@ -166,7 +166,7 @@ def test_a_narrow_verdict_holds_once_three_processes_agree(
     for number in range(4):
         ran.clear()
         torch._dynamo.reset()
-        monkeypatch.setattr(tuning_in_library, "_tables", {})
+        monkeypatch.setattr(tuning_in_core, "_tables", {})
         with msctx.context(**REQUESTED), torch.no_grad():
             model(x)
         assert bool(ran) == (number < tuning_file.ENOUGH)
@@ -305,7 +305,7 @@ def test_ours_runs_while_nothing_may_be_measured(
     monkeypatch.setattr(contest, "PAUSE", 0.0)
     with msctx.context(**REQUESTED) as ctx, torch.no_grad():
         with monkeypatch.context() as patched:
-            patched.setattr(tuning_in_library, "permission_of_graphs", lambda given: said)
+            patched.setattr(tuning_in_core, "permission_of_graphs", lambda given: said)
             model(x)
         assert not ran
         assert way(ctx).startswith("msctx: not measured, ")

@@ -11,7 +11,7 @@ import yaml
 from msctx import migrate
 from msctx.errors import FileError
 from msctx.options import DEVICES, Layer, Settings, make_layer
-from msctx.run.experiment import read as read_yaml
+from msctx.run.experiment_and_entry import read as read_yaml
 
 DATA = Path(__file__).parents[1] / "data" / "migrate"
 SCRIPTS = sorted(DATA.glob("*.py"))

@@ -10,9 +10,9 @@ import pytest
 import msctx
 import msctx.mindspore as ms
 from msctx.errors import DeviceError, MsctxWarning, OptionError, StrictError
-from msctx.mindspore import keys
+from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.keys import FLAT, GROUPS, KEYS
+from msctx.mindspore.keys_and_rules import FLAT, GROUPS, KEYS
 
 
 class Case(NamedTuple):

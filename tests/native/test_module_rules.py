@@ -134,7 +134,7 @@ def test_ctrl_c_while_a_named_module_is_entered(tmp_path, monkeypatch):
     model = nn.Sequential(Seen(), Seen())
     with msctx.context(**dtypes(tmp_path / "names.cfg", "0*")).watch(model):
         with monkeypatch.context() as patch:
-            patch.setattr(precision_policies, "_show", ctrl_c)
+            patch.setattr(precision_policies, "show_noted", ctrl_c)
             with pytest.raises(KeyboardInterrupt):
                 model[0](X)
         model[1](X)

@@ -10,8 +10,7 @@ from recorded import op_db
 from torch.utils._pytree import tree_leaves
 
 import msctx
-from msctx.options.operators import CLASS_OF
-from msctx.options.precision_policy import LEAVE, precision_of, text_of
+from msctx.options.precision_policy import CLASS_OF, LEAVE, precision_of, text_of
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 MODES = ("allow_mix_precision_bf16", "force_fp16")

@@ -16,7 +16,7 @@ from ranks import two_ranks
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import core, tuning_in_library
+from msctx.native import core, tuning_in_core
 from msctx.native.policy_and_choices import Choice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,11 +130,11 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
     own_tuning_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(tuning_in_library.SHARE_LEFT, "cpu", lambda: 0.01)
+        patch.setitem(tuning_in_core.SHARE_LEFT, "cpu", lambda: 0.01)
         row, measured = forward(tuning_file=tmp_path / "tuning.json")
         assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
     calm = iter([False])  # load that begins during a measurement
-    monkeypatch.setattr(tuning_in_library, "is_busy", lambda: next(calm, True))
+    monkeypatch.setattr(tuning_in_core, "is_busy", lambda: next(calm, True))
     row, measured = forward()
     assert (row.reasons, measured) == (("not measured: more threads were runnable than there are cores",), 0)
     assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
@@ -143,11 +143,11 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
 def test_a_result_is_measured_again_until_three_processes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for agree in (1, 2, 3):
         path = tuned.write(tmp_path / f"{agree}.json", tuned.entry(PROBLEM, "gemm", votes=["gemm strict"] * agree))
-        monkeypatch.setattr(tuning_in_library, "is_busy", lambda: True)
+        monkeypatch.setattr(tuning_in_core, "is_busy", lambda: True)
         row, nothing = forward(tuning_file=path)
         assert (row.ran, nothing) == ("gemm", 0)
         assert row.reasons[-1].startswith("not measured: more threads" if agree < 3 else "torch again")
-        monkeypatch.setattr(tuning_in_library, "is_busy", lambda: False)
+        monkeypatch.setattr(tuning_in_core, "is_busy", lambda: False)
         assert forward(deterministic="ON", tuning_file=path)[1] == 0
         time.sleep(1)  # after which it is asked again
         assert (forward(tuning_file=path)[1], forward(tuning_file=path)[1]) == (int(agree < 3), 0), "once in a process"

@@ -15,7 +15,7 @@ from torch.nn import functional as fn
 import msctx
 from msctx.errors import FileError
 from msctx.native import core, tuning_file
-from msctx.native.cuda import compiled_kernels, driver
+from msctx.native.cuda import compiled_kernels
 from msctx.native.tuning_file import Stamp, stamp
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def of_cuda() -> Stamp:
 
 def test_it_names_the_gpu_its_software_and_our_kernels(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(("H200", 9, 0), ("H200", 9, 0))
-    monkeypatch.setattr(driver, "find", lambda: driver.Nvrtc("libnvrtc.so", "13.0"))
+    monkeypatch.setattr(compiled_kernels, "find_nvrtc", lambda: compiled_kernels.Nvrtc("libnvrtc.so", "13.0"))
     found = of_cuda()
     assert (found.cpu, found.flags, found.isa) == ("H200", "sm_90, driver 580.1", "cuDNN 91900")
     assert found.torch.endswith(" CUDA 13.0")

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from msctx.native import core, tuning_file, tuning_in_library
+from msctx.native import core, tuning_file, tuning_in_core
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
 USUAL = "strict, fp32-grade"
 """The permissions of a context that sets none."""
-IS_BUSY = tuning_in_library.is_busy
+IS_BUSY = tuning_in_core.is_busy
 """The real one, which tests/conftest.py replaces."""
-CALM = "from msctx.native import tuning_in_library; tuning_in_library.is_busy = lambda: False"
+CALM = "from msctx.native import tuning_in_core; tuning_in_core.is_busy = lambda: False"
 """The same in another interpreter."""
 PERFORMANCE = {f"conv_{d}_algo": "performance" for d in ("fprop", "dgrad", "wgrad")}
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from msctx.observers.files import Slot
 from msctx.observers.operator_events import Reader, Row
+from msctx.observers.slots_and_files import Slot
 
 
 class Listens(Reader):

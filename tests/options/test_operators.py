@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msctx.options import operators
 from msctx.options.kinds import check
-from msctx.options.operators import ALIASES, CANN, CLASS_OF, Operators
+from msctx.options.precision_policy import ALIASES, CANN, CLASS_OF, Operators, resolve
 
 
 def functional(name):
@@ -49,7 +48,7 @@ def test_all_that_torch_itself_casts_is_governed(passes):
     """Else torch's own casts would be made under a policy that says otherwise; asked where msctx has registered nothing."""
     passes("""
     import torch
-    from msctx.options.operators import CLASS_OF
+    from msctx.options.precision_policy import CLASS_OF
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
     for key in ("AutocastCPU", "AutocastCUDA"):
         cast = [n for n in names if torch._C._dispatch_has_kernel_for_dispatch_key(n, key)]
@@ -71,7 +70,7 @@ def test_all_that_torch_itself_casts_is_governed(passes):
     ],
 )
 def test_resolve(given, found):
-    assert operators.resolve(given) == found
+    assert resolve(given) == found
 
 
 def test_unknown_operator_is_an_error_with_the_nearest_ones():

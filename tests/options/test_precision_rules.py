@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from msctx.options import operators
 from msctx.options.precision_policy import (
     BY_DEFAULT,
     CHOOSABLE,
     DTYPES,
+    EXACT,
     LOW,
     MIXED,
     MODES,
@@ -83,6 +83,6 @@ def test_op_select_implmode(value, types, accurate):
 
 
 def test_what_rounds_nothing_has_one_implementation():
-    assert not set(operators.EXACT) & set(CHOOSABLE)
+    assert not set(EXACT) & set(CHOOSABLE)
     content = {"ByOpType": {"relu": "high_precision"}, "ByNodeName": {}}
     assert rules(op_precision_mode=content) == {}

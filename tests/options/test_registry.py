@@ -17,7 +17,7 @@ from msctx.errors import MOST, Diagnostic, OptionError
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, find, make_layer, option_of
 from msctx.options.kinds import Size
 from msctx.options.registry import named
-from msctx.options.yaml_json import load
+from msctx.options.yaml_json_ini import load
 from msctx.themes import THEMES
 
 SPELLINGS = [spelling for option in OPTIONS.values() for spelling in option.spellings]

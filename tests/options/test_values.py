@@ -14,7 +14,7 @@ import pytest
 import msctx
 from msctx.errors import FileError, OptionError
 from msctx.options import make_layer
-from msctx.options.yaml_json import parse
+from msctx.options.yaml_json_ini import parse
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = [json.loads(line) for line in (DATA / "values.jsonl").read_text().splitlines()]

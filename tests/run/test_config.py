@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from msctx.errors import FileError, OptionError
-from msctx.run.experiment import find_file, is_file, read
+from msctx.run.experiment_and_entry import find_file, is_file, read
 
 
 @pytest.fixture

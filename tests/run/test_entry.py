@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from msctx.errors import EntryError, EntryFailed
-from msctx.run.experiment import Experiment, resolve
+from msctx.run.experiment_and_entry import Experiment, resolve
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from msctx.errors import EntryFailed
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 from msctx.run.runner import run_experiment
 
 MB = 2**20
@@ -79,7 +79,7 @@ def test_an_accelerators_peaks_are_recorded_whether_host_memory_is_counted_or_no
     """
     far(f"""
         import torch
-        from msctx.run.experiment import read
+        from msctx.run.experiment_and_entry import read
         from msctx.run.runner import run_experiment
 
         torch.empty(2**20, dtype=torch.uint8, device="far")

@@ -14,7 +14,7 @@ from processes import until
 
 import msctx
 from msctx.errors import EntryFailed, RecordError
-from msctx.run.experiment import prepare_environment, read
+from msctx.run.experiment_and_entry import prepare_environment, read
 from msctx.run.runner import run_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tm
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     prepare_environment(experiment)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own stays
-    code = "from msctx.run.experiment import read; e = read('digits'); import sys; assert 'torch' not in sys.modules"
+    code = "from msctx.run.experiment_and_entry import read; e = read('digits'); import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

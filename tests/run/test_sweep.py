@@ -9,7 +9,7 @@ import pytest
 
 from msctx.errors import FileError
 from msctx.run import sweep
-from msctx.run.experiment import read
+from msctx.run.experiment_and_entry import read
 from msctx.run.runner import Terminated
 
 ENTRY = """

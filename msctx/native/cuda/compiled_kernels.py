@@ -1,34 +1,80 @@
-"""Compiles the CUDA kernels, keeps them in the cache, and answers the native core which of them run for a convolution."""
+"""Every kernel of kernels/cuda as data; compiles them by NVRTC, and keeps them in the cache."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
-import threading
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import Structure, c_char, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.build import first_lines, read_sources
 from msctx.native.cachedir import digest
-from msctx.native.cuda import depthwise_launches, driver
-from msctx.native.cuda.depthwise_launches import (
-    DTYPES,
-    KERNELS,
-    LAYOUTS,
-    MODULES,
-    OPS,
-    THREADS,
-    DepthwiseProblem,
-    Module,
-    Parameters,
-)
-from msctx.native.cuda.driver import Nvrtc
 from msctx.shipped import KERNEL_SOURCES
+
+ARCHS = ("sm_80", "sm_90a")
+"""What kernels are compiled for: A100, and H100 and H200."""
+DTYPES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
+"""torch's names of the dtypes, and those in the sources."""
+LAYOUTS = ("nchw", "channels_last")
+WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
+"""Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
+OPS = ("fprop", "dgrad", "wgrad")
+THREADS = 128
+"""Of a block of any kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source compiled in one way, to one cubin for each arch."""
+
+    source: str
+    macros: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join([self.source, *(f"-D{macro}" for macro in self.macros)])
+
+
+def name(op: str, dtype: str, layout: str, window: int = 0, stride: int = 0) -> str:
+    """The symbol of an instantiation; *dtype* as torch names it, *window* 0 for the general one."""
+    end = f"{window}x{window}_s{stride}" if window else "any"
+    return f"depthwise_{op}_{DTYPES[dtype]}_{layout}_{end}"
+
+
+def finish(dtype: str) -> str:
+    """The symbol of wgrad's second pass."""
+    return f"depthwise_wgrad_finish_{DTYPES[dtype]}"
+
+
+def sum_size(dtype: str) -> int:
+    """Bytes of a sum: float64 is summed in float64, all else in float32."""
+    return 8 if dtype == "float64" else 4
+
+
+def _kernels() -> dict[str, Module]:
+    found: dict[str, Module] = {}
+    for op, (dtype, element) in product(OPS, DTYPES.items()):
+        general = ("GENERAL_ONLY",) if dtype == "float64" else ()
+        module = Module(f"depthwise_{op}.cu", (f"ELEMENT={element}", *general))
+        windows = [(0, 0), *(() if general else WINDOWS)]
+        found |= {name(op, dtype, layout, *window): module for layout in LAYOUTS for window in windows}
+        if op == "wgrad":
+            found[finish(dtype)] = module
+    return found
+
+
+KERNELS = _kernels()
+"""The symbol of each ``extern "C"`` kernel → its module."""
+MODULES = tuple(dict.fromkeys(KERNELS.values()))
+
 
 FORMAT = 3
 """Part of every key: to be raised when what a build means changes."""
@@ -60,7 +106,7 @@ def build(archs: Sequence[str]) -> list[Report]:
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
     """
-    tool, files = driver.find(), _read()
+    tool, files = find_nvrtc(), _read()
     work = [(module, arch) for module in MODULES for arch in archs]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return [*pool.map(lambda each: _compiled(tool, files, *each), work)]
@@ -72,7 +118,7 @@ def cubin(module: Module, arch: str) -> bytes:
     Raises:
         NativeError: as build(), or the compiler rejects the source.
     """
-    found = _compiled(tool := driver.find(), _read(), module, arch)
+    found = _compiled(tool := find_nvrtc(), _read(), module, arch)
     if found.error:
         raise NativeError(f"{SOURCES / module.source} cannot be compiled for {arch} by {tool}:\n{found.error}")
     return found.cubin
@@ -107,114 +153,107 @@ def _compiled(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str
     return Report(module, arch, str(tool), not is_new, cubin, told.decode())
 
 
-PLACES = ("x", "w", "y", "workspace")
-"""How the core numbers tensors."""
+INSTALL = "install the CUDA toolkit (12 or newer), or `pip install nvidia-cuda-nvrtc`"
+MAJORS = (13, 12)
+"""The best first: what knows sm_90a."""
 
 
-class CConvProblem(Structure):
-    """``ConvProblem`` of kernels/include/msctx/interface.h."""
+@dataclass(frozen=True, slots=True)
+class Nvrtc:
+    """The library at *path*; *version* is its own and the size of its file, which distinguishes releases of one version."""
 
-    _fields_ = [
-        ("dims", c_int32),
-        ("dtype", c_int32),
-        *((name, c_int64) for name in ("n", "c", "k", "groups")),
-        *((name, c_int64 * 3) for name in ("extent", "out", "window", "stride", "pad", "dilation")),
-    ]
+    path: str
+    version: str
 
+    def __str__(self) -> str:
+        return f"NVRTC {self.version.split()[0]}"
 
-class CudaLaunch(Structure):
-    """``CudaLaunch`` of kernels/glue/cuda_depthwise.h."""
+    def compile(self, files: Mapping[str, bytes], module: Module, arch: str) -> tuple[bytes | None, str]:
+        """The cubin for *arch* (sm_…), ``None`` where the source is rejected, and the log with ptxas's account of each kernel.
 
-    _fields_ = [
-        ("function", c_void_p),
-        ("grid", c_uint32),
-        ("threads", c_uint32),
-        ("count", c_int32),
-        ("tensor", c_int32 * 4),
-        ("bytes", c_int32),
-        ("parameters", c_ubyte * 256),
-    ]
-
-
-class CudaPlan(Structure):
-    """``CudaPlan`` of kernels/glue/cuda_depthwise.h."""
-
-    _fields_ = [
-        ("workspace", c_int64),
-        ("additions", c_int64),
-        ("launches", c_int32),
-        ("launch", CudaLaunch * 2),
-        ("obstacle", c_char * 512),
-    ]
+        *files* are the sources by name.
+        """
+        library, program, source = _loaded(self.path), ctypes.c_void_p(), module.source
+        headers = [name for name in files if name != source]
+        contents, names = _texts(files[name] for name in headers), _texts(name.encode() for name in headers)
+        create = library.nvrtcCreateProgram
+        _check(library, create(ctypes.byref(program), files[source], source.encode(), len(headers), contents, names))
+        try:
+            words = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *(f"-D{m}" for m in module.macros)]
+            code = library.nvrtcCompileProgram(program, len(words), _texts(word.encode() for word in words))
+            log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            return (None, log or _reason(library, code)) if code else (_bytes(library, program, "CUBIN"), log)
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-_lock = threading.Lock()
-_loaded: dict[tuple[int, Module], driver.Kernels] = {}
-"""By context, of which there is one for each GPU."""
+def find_nvrtc() -> Nvrtc:
+    """NVRTC of the wheels beside us, else of the CUDA toolkit, else where the system looks for libraries.
 
-
-def plan(requested: int, op: int, channels_last: int, load: int, found: int) -> int:
-    """Called by the core in the thread of the convolution, on its device, with the places of a problem and of what to fill in.
-
-    0: there is an ``obstacle``, which stays; -1: there is one this time.
+    Raises:
+        NativeError: it is nowhere.
     """
-    into = CudaPlan.from_address(found)
+    broken = ""
+    for path in _places():
+        is_file = os.path.isabs(path)
+        try:
+            library = _loaded(path)
+        except OSError as error:
+            broken = broken or (f", {path} cannot be loaded ({error})" if is_file else "")
+            continue
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        size = f" ({os.path.getsize(path)} bytes)" if is_file else ""
+        return Nvrtc(path, f"{major.value}.{minor.value}{size}")
+    names = " or ".join(f"libnvrtc.so.{major}" for major in MAJORS)
+    where = "the nvidia wheels, the CUDA toolkit (CUDA_HOME, or that of nvcc on PATH) or the system's libraries"
+    raise NativeError(f"no compiler for CUDA kernels: no {names} in {where}{broken}; {INSTALL}")
+
+
+def _places() -> Iterator[str]:
     try:
-        fill(into, problem_of(CConvProblem.from_address(requested), bool(channels_last)), OPS[op], bool(load))
-    except NativeError as error:
-        obstacle, code = str(error), 0
-    except (OSError, MemoryError) as error:  # no room on the disk, for instance
-        obstacle, code = repr(error), -1
-    else:
-        return 1
-    into.obstacle = obstacle.encode(errors="replace")[:511].decode(errors="ignore").encode()
-    return code
+        spec = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        spec = None
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    nvcc, home = shutil.which("nvcc"), os.environ.get("CUDA_HOME", "")
+    toolkits = [Path(home)] * bool(home) + ([Path(nvcc).resolve().parents[1]] if nvcc else [])
+    for major in MAJORS:
+        for folder in folders:
+            yield from map(str, sorted(folder.glob(f"*/lib/libnvrtc.so.{major}")))
+        for toolkit in toolkits:
+            if (path := toolkit / "lib64" / f"libnvrtc.so.{major}").exists():
+                yield str(path)
+        yield f"libnvrtc.so.{major}"
 
 
-def problem_of(requested: CConvProblem, channels_last: bool) -> DepthwiseProblem:
-    """A depthwise problem of the core's; 1-D is 2-D of height 1."""
-    pairs: dict[str, Any] = {
-        name: tuple(getattr(requested, name)[1:]) for name in ("extent", "window", "stride", "pad", "dilation")
-    }
-    return DepthwiseProblem(
-        list(DTYPES)[requested.dtype],
-        LAYOUTS[channels_last],
-        requested.n,
-        requested.c,
-        requested.k // requested.c,
-        **pairs,
-    )
+@lru_cache(maxsize=8)
+def _loaded(path: str) -> ctypes.CDLL:
+    # NVRTC opens this one by its name alone, which the loader then finds loaded
+    for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")) if os.path.isabs(path) else ():
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
 
 
-def fill(found: CudaPlan, problem: DepthwiseProblem, op: str, load: bool) -> None:
-    """Write what runs into *found*; with *load* its kernels are in the context that is current.
-
-    Raises:
-        NativeError: they cannot be compiled or loaded.
-    """
-    found.workspace = depthwise_launches.workspace(problem, op)
-    found.additions = depthwise_launches.additions(problem, op)
-    launches = depthwise_launches.launches(problem, op)
-    found.launches = len(launches)
-    if load:
-        with driver.relaxed():
-            for slot, launch in zip(found.launch, launches, strict=False):
-                slot.function = kernels(KERNELS[launch.kernel]).function(launch.kernel)
-    for slot, launch in zip(found.launch, launches, strict=False):
-        slot.grid, slot.threads, slot.count = launch.grid, THREADS, len(launch.tensors)
-        slot.tensor = (c_int32 * 4)(*(PLACES.index(name) for name in launch.tensors))
-        slot.bytes = ctypes.sizeof(Parameters)
-        ctypes.memmove(slot.parameters, ctypes.byref(launch.parameters), slot.bytes)
+def _bytes(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(library, getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    found = ctypes.create_string_buffer(size.value)
+    _check(library, getattr(library, f"nvrtcGet{what}")(program, found))
+    return found.raw
 
 
-def kernels(module: Module) -> driver.Kernels:
-    """A module's kernels in the context that is current; compiled, if they are not cached, and loaded the first time.
+def _texts(texts: Iterable[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    found = [*texts]
+    return (ctypes.c_char_p * len(found))(*found)
 
-    Raises:
-        NativeError: there is no compiler, or the driver does not take what it made.
-    """
-    key = (driver.context(), module)
-    with _lock:
-        if key not in _loaded:
-            _loaded[key] = driver.Kernels(cubin(module, driver.arch()))
-        return _loaded[key]
+
+def _reason(library: ctypes.CDLL, code: int) -> str:
+    return f"NVRTC: {(library.nvrtcGetErrorString(code) or b'').decode(errors='replace')} ({code})"
+
+
+def _check(library: ctypes.CDLL, code: int) -> None:
+    if code:
+        raise NativeError(f"{_reason(library, code)}; another release of it may help: {INSTALL}")

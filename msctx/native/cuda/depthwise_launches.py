@@ -1,67 +1,17 @@
-"""Every kernel of kernels/cuda as data, and which of them run for a depthwise convolution: the problem alone decides."""
+"""Which kernels run for a depthwise convolution, and how, as the native core is told: the problem alone decides."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
+from ctypes import Structure, c_char, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
 from dataclasses import dataclass
-from itertools import product
+from typing import Any
 
-ARCHS = ("sm_80", "sm_90a")
-"""What kernels are compiled for: A100, and H100 and H200."""
-DTYPES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
-"""torch's names of the dtypes, and those in the sources."""
-LAYOUTS = ("nchw", "channels_last")
-WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
-"""Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
-OPS = ("fprop", "dgrad", "wgrad")
-THREADS = 128
-"""Of a block of any kernel."""
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """One source compiled in one way, to one cubin for each arch."""
-
-    source: str
-    macros: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join([self.source, *(f"-D{macro}" for macro in self.macros)])
-
-
-def name(op: str, dtype: str, layout: str, window: int = 0, stride: int = 0) -> str:
-    """The symbol of an instantiation; *dtype* as torch names it, *window* 0 for the general one."""
-    end = f"{window}x{window}_s{stride}" if window else "any"
-    return f"depthwise_{op}_{DTYPES[dtype]}_{layout}_{end}"
-
-
-def finish(dtype: str) -> str:
-    """The symbol of wgrad's second pass."""
-    return f"depthwise_wgrad_finish_{DTYPES[dtype]}"
-
-
-def sum_size(dtype: str) -> int:
-    """Bytes of a sum: float64 is summed in float64, all else in float32."""
-    return 8 if dtype == "float64" else 4
-
-
-def _kernels() -> dict[str, Module]:
-    found: dict[str, Module] = {}
-    for op, (dtype, element) in product(OPS, DTYPES.items()):
-        general = ("GENERAL_ONLY",) if dtype == "float64" else ()
-        module = Module(f"depthwise_{op}.cu", (f"ELEMENT={element}", *general))
-        windows = [(0, 0), *(() if general else WINDOWS)]
-        found |= {name(op, dtype, layout, *window): module for layout in LAYOUTS for window in windows}
-        if op == "wgrad":
-            found[finish(dtype)] = module
-    return found
-
-
-KERNELS = _kernels()
-"""The symbol of each ``extern "C"`` kernel → its module."""
-MODULES = tuple(dict.fromkeys(KERNELS.values()))
-
+from msctx.errors import NativeError
+from msctx.native.cuda import compiled_kernels, driver
+from msctx.native.cuda.compiled_kernels import DTYPES, KERNELS, LAYOUTS, OPS, THREADS, WINDOWS, Module, finish, name, sum_size
 
 MOST_BLOCKS = 2**20
 """Of one launch: each goes on to further results until there are none left."""
@@ -220,3 +170,116 @@ def _grid(work: int) -> int:
 
 def _up(a: int, b: int) -> int:
     return -(-a // b)
+
+
+PLACES = ("x", "w", "y", "workspace")
+"""How the core numbers tensors."""
+
+
+class CConvProblem(Structure):
+    """``ConvProblem`` of kernels/include/msctx/interface.h."""
+
+    _fields_ = [
+        ("dims", c_int32),
+        ("dtype", c_int32),
+        *((name, c_int64) for name in ("n", "c", "k", "groups")),
+        *((name, c_int64 * 3) for name in ("extent", "out", "window", "stride", "pad", "dilation")),
+    ]
+
+
+class CudaLaunch(Structure):
+    """``CudaLaunch`` of kernels/glue/cuda_depthwise.h."""
+
+    _fields_ = [
+        ("function", c_void_p),
+        ("grid", c_uint32),
+        ("threads", c_uint32),
+        ("count", c_int32),
+        ("tensor", c_int32 * 4),
+        ("bytes", c_int32),
+        ("parameters", c_ubyte * 256),
+    ]
+
+
+class CudaPlan(Structure):
+    """``CudaPlan`` of kernels/glue/cuda_depthwise.h."""
+
+    _fields_ = [
+        ("workspace", c_int64),
+        ("additions", c_int64),
+        ("launches", c_int32),
+        ("launch", CudaLaunch * 2),
+        ("obstacle", c_char * 512),
+    ]
+
+
+_lock = threading.Lock()
+_loaded: dict[tuple[int, Module], driver.Kernels] = {}
+"""By context, of which there is one for each GPU."""
+
+
+def plan(requested: int, op: int, channels_last: int, load: int, found: int) -> int:
+    """Called by the core in the thread of the convolution, on its device, with the places of a problem and of what to fill in.
+
+    0: there is an ``obstacle``, which stays; -1: there is one this time.
+    """
+    into = CudaPlan.from_address(found)
+    try:
+        fill(into, problem_of(CConvProblem.from_address(requested), bool(channels_last)), OPS[op], bool(load))
+    except NativeError as error:
+        obstacle, code = str(error), 0
+    except (OSError, MemoryError) as error:  # no room on the disk, for instance
+        obstacle, code = repr(error), -1
+    else:
+        return 1
+    into.obstacle = obstacle.encode(errors="replace")[:511].decode(errors="ignore").encode()
+    return code
+
+
+def problem_of(requested: CConvProblem, channels_last: bool) -> DepthwiseProblem:
+    """A depthwise problem of the core's; 1-D is 2-D of height 1."""
+    pairs: dict[str, Any] = {
+        name: tuple(getattr(requested, name)[1:]) for name in ("extent", "window", "stride", "pad", "dilation")
+    }
+    return DepthwiseProblem(
+        list(DTYPES)[requested.dtype],
+        LAYOUTS[channels_last],
+        requested.n,
+        requested.c,
+        requested.k // requested.c,
+        **pairs,
+    )
+
+
+def fill(found: CudaPlan, problem: DepthwiseProblem, op: str, load: bool) -> None:
+    """Write what runs into *found*; with *load* its kernels are in the context that is current.
+
+    Raises:
+        NativeError: they cannot be compiled or loaded.
+    """
+    found.workspace = workspace(problem, op)
+    found.additions = additions(problem, op)
+    planned = launches(problem, op)
+    found.launches = len(planned)
+    if load:
+        with driver.relaxed():
+            for slot, launch in zip(found.launch, planned, strict=False):
+                slot.function = kernels(KERNELS[launch.kernel]).function(launch.kernel)
+    for slot, launch in zip(found.launch, planned, strict=False):
+        slot.grid, slot.threads, slot.count = launch.grid, THREADS, len(launch.tensors)
+        slot.tensor = (c_int32 * 4)(*(PLACES.index(name) for name in launch.tensors))
+        slot.bytes = ctypes.sizeof(Parameters)
+        ctypes.memmove(slot.parameters, ctypes.byref(launch.parameters), slot.bytes)
+
+
+def kernels(module: Module) -> driver.Kernels:
+    """A module's kernels in the context that is current; compiled, if they are not cached, and loaded the first time.
+
+    Raises:
+        NativeError: there is no compiler, or the driver does not take what it made.
+    """
+    key = (driver.context(), module)
+    with _lock:
+        if key not in _loaded:
+            _loaded[key] = driver.Kernels(compiled_kernels.cubin(module, driver.arch()))
+        return _loaded[key]

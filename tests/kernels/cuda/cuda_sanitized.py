@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from emulated import Emulation
 
-from msctx.native.cuda.depthwise_launches import OPS, DepthwiseProblem
+from msctx.native.cuda.compiled_kernels import OPS
+from msctx.native.cuda.depthwise_launches import DepthwiseProblem
 
 SHAPES = (
     (2, 3, 2, (7, 6), (3, 3), (1, 1), (1, 1), (1, 1)),

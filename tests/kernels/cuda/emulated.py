@@ -15,7 +15,8 @@ from processes import compiled
 
 from msctx.native.build import find_compiler
 from msctx.native.cachedir import digest, obtain
-from msctx.native.cuda.depthwise_launches import KERNELS, THREADS, DepthwiseProblem, Launch, Module, launches, workspace
+from msctx.native.cuda.compiled_kernels import KERNELS, THREADS, Module
+from msctx.native.cuda.depthwise_launches import DepthwiseProblem, Launch, launches, workspace
 from msctx.shipped import KERNEL_SOURCES
 
 HERE = Path(__file__).resolve().parent

@@ -15,7 +15,8 @@ from sanitizers import check, run_sanitized, runtime_libraries
 
 from msctx.native import build
 from msctx.native.cuda import depthwise_launches
-from msctx.native.cuda.depthwise_launches import KERNELS, OPS, DepthwiseProblem, Parameters, launches, own_window
+from msctx.native.cuda.compiled_kernels import KERNELS, OPS
+from msctx.native.cuda.depthwise_launches import DepthwiseProblem, Parameters, launches, own_window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -9,8 +9,8 @@ import pytest
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
-from msctx.native.cuda import compiled_kernels, driver
-from msctx.native.cuda.depthwise_launches import ARCHS, DTYPES, KERNELS, MODULES, THREADS, Module, sum_size
+from msctx.native.cuda import compiled_kernels
+from msctx.native.cuda.compiled_kernels import ARCHS, DTYPES, KERNELS, MODULES, THREADS, Module, sum_size
 
 SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'
 MODULE = Module("copy.cu", ("FACTOR=2",))
@@ -42,14 +42,14 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tool() -> driver.Nvrtc:
+def tool() -> compiled_kernels.Nvrtc:
     try:
-        return driver.find()
+        return compiled_kernels.find_nvrtc()
     except NativeError as error:
         pytest.skip(str(error))
 
 
-class Fake(driver.Nvrtc):
+class Fake(compiled_kernels.Nvrtc):
     """Compiles nothing; returns what a test wants."""
 
     result: tuple[bytes | None, str] = None, ""
@@ -64,7 +64,7 @@ class Fake(driver.Nvrtc):
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
-def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) -> None:
+def test_kernels_take_no_more_than_their_budgets(tool: compiled_kernels.Nvrtc, arch: str) -> None:
     found = set()
     for report in compiled_kernels.build([arch]):
         assert not report.error
@@ -88,7 +88,7 @@ def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) 
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_module_is_compiled_and_reported(tool: driver.Nvrtc, sources: Path, arch: str) -> None:
+def test_a_module_is_compiled_and_reported(tool: compiled_kernels.Nvrtc, sources: Path, arch: str) -> None:
     (report,) = compiled_kernels.build([arch])
     assert "Used " in report.log
     found = report.as_dict()
@@ -98,7 +98,7 @@ def test_a_module_is_compiled_and_reported(tool: driver.Nvrtc, sources: Path, ar
 
 
 def test_what_is_compiled_is_kept_until_something_changes(
-    tool: driver.Nvrtc, sources: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tool: compiled_kernels.Nvrtc, sources: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(module: Module = MODULE, arch: str = "sm_80") -> bool:
         monkeypatch.setattr(compiled_kernels, "MODULES", [module])
@@ -119,7 +119,7 @@ def test_what_is_compiled_is_kept_until_something_changes(
     assert made()
 
 
-def test_an_error_of_a_source_is_reported_and_not_kept(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
+def test_an_error_of_a_source_is_reported_and_not_kept(tool: compiled_kernels.Nvrtc, sources: Path, own_cache: Path) -> None:
     (sources / "copy.cu").write_text(SMALL.replace("FACTOR", "nobody_knows_this"))
     for _ in range(2):
         (report,) = compiled_kernels.build(["sm_80"])
@@ -138,7 +138,7 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
     result: tuple[bytes | None, str], command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "result", result)
-    monkeypatch.setattr(driver, "find", lambda: Fake("fake", "0.0"))
+    monkeypatch.setattr(compiled_kernels, "find_nvrtc", lambda: Fake("fake", "0.0"))
     count = len(MODULES) * (result[0] is not None)
     code, out, err = command("build", "--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_90a")
     assert code == (0 if count else 1)
@@ -158,7 +158,7 @@ def test_what_the_command_refuses(command: Any, tmp_path: Path, monkeypatch: pyt
         code, _, err = command("build", *words)
         assert code == 2
         assert all(part in err for part in told)
-    monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
+    monkeypatch.setattr(compiled_kernels, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
     code, out, err = command("build", "--cuda")
     assert (code, out) == (8, "")
     for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install nvidia-cuda-nvrtc"):

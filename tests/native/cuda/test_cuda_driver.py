@@ -9,17 +9,8 @@ import torch
 
 from msctx.errors import NativeError
 from msctx.native.cuda import compiled_kernels, driver
-from msctx.native.cuda.depthwise_launches import (
-    DTYPES,
-    KERNELS,
-    LAYOUTS,
-    OPS,
-    THREADS,
-    DepthwiseProblem,
-    launches,
-    own_window,
-    workspace,
-)
+from msctx.native.cuda.compiled_kernels import DTYPES, KERNELS, LAYOUTS, OPS, THREADS
+from msctx.native.cuda.depthwise_launches import DepthwiseProblem, launches, own_window, workspace
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}

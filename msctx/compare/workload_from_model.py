@@ -15,7 +15,7 @@ from msctx.compare.benchmark_cases import Model
 from msctx.compare.workload_file import DTYPES, LAST, NetworkLayer, Product, Workload
 from msctx.errors import EntryFailed
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.run.experiment import users_traceback
+from msctx.run.experiment_and_entry import users_traceback
 
 aten = torch.ops.aten
 

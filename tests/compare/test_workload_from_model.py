@@ -5,10 +5,10 @@ from comparisons import model_file
 from torch import nn
 
 from msctx.compare.benchmark_cases import Model, load
-from msctx.compare.capture import capture
 from msctx.compare.workload_file import NetworkLayer, Product, dump, parse
+from msctx.compare.workload_from_model import capture
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.options.yaml_json import parse as parse_yaml
+from msctx.options.yaml_json_ini import parse as parse_yaml
 
 
 def of(module: nn.Module, *args: torch.Tensor) -> Model:

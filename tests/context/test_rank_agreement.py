@@ -9,15 +9,15 @@ from processes import until
 from ranks import two_ranks
 
 import msctx
-from msctx.context import agreement
+from msctx.context import rank_agreement
 from msctx.native import ranks
 
 BODY = """
-from msctx.context import agreement
+from msctx.context import rank_agreement
 
 def told(rank, *options):
     "What the first block of this rank reports, under the options of the rank"
-    agreement._compared.clear()
+    rank_agreement._compared.clear()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
@@ -50,12 +50,12 @@ def test(rank):
     assert not told(rank, on, {**on, **own}), "what a rank draws and keeps is its own"
 
     with msctx.context():  # in the group, while one from before it is open
-        agreement._compared.clear()
+        rank_agreement._compared.clear()
         torch.utils.data.get_worker_info = lambda: "a worker that rank 1 has forked"
         if rank:
             with msctx.context(**off):
                 pass
-        assert not agreement._compared
+        assert not rank_agreement._compared
 """
 
 
@@ -67,18 +67,18 @@ def test_two_ranks(tmp_path: Path) -> None:
 def test_many_ranks_are_named_by_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that waits for the others for long reports where."""
     monkeypatch.setattr(ranks, "run", lambda: -1)
-    monkeypatch.setattr(agreement, "_compared", set())
-    monkeypatch.setattr(agreement, "SECONDS", 0.01)
+    monkeypatch.setattr(rank_agreement, "_compared", set())
+    monkeypatch.setattr(rank_agreement, "SECONDS", 0.01)
 
-    def gathered(mine: agreement.Values) -> list[agreement.Values]:
+    def gathered(mine: rank_agreement.Values) -> list[rank_agreement.Values]:
         until(lambda: "waits for the other ranks" in capsys.readouterr().err)
         return [mine, {}, mine, {**mine, "version of torch": ("2.0", "installed")}]
 
     monkeypatch.setattr(ranks, "gathered", gathered)
     with pytest.raises(msctx.MsctxWarning) as caught:
-        agreement.check(msctx.context(deterministic="ON").plan)
+        rank_agreement.check(msctx.context(deterministic="ON").plan)
     text = str(caught.value)
-    assert "deterministic: ranks 0, 2-3: ON, honoured (with-block at test_agreement.py:" in text
+    assert "deterministic: ranks 0, 2-3: ON, honoured (with-block at test_rank_agreement.py:" in text
     assert "; rank 1: not in force" in text
     assert "version of torch: ranks 0, 2: " in text
     assert "; rank 3: 2.0 (installed)" in text

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msctx.errors import FileError
-from msctx.options.source_positions import Document
-from msctx.options.yaml_json import load, parse
+from msctx.options.document import Document
+from msctx.options.yaml_json_ini import load, parse
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "# only a comment\n", "---\n"])

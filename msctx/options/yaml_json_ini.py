@@ -1,4 +1,4 @@
-"""YAML and JSON with places: every value knows its file, line and column; YAML 1.1's traps are closed or reported.
+"""YAML, JSON and INI with places: every value knows its file, line and column; YAML 1.1's traps are closed or reported.
 
 Plain scalars follow the YAML 1.2 core schema: ``ON`` is text and not True, ``1e-3`` is a number, ``12:30`` is text. A number with
 a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a problem, as is a key that is given twice.
@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.kinds import BadValue, Keys
-from msctx.options.source_positions import Document, Span, read_file, scalar
+from msctx.options.document import Document, Span, read_file, scalar
+from msctx.options.kinds import BadValue, Keys, show
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
@@ -163,3 +163,26 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
 def _without_comment(match: re.Match[str]) -> str:
     """A comment as blanks, so that all else keeps its line and column; a string as it is."""
     return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+
+
+def parse_ini(
+    text: str, file: str, *, first: tuple[str, ...] = ("lines before the first [section]",), sign: str = "="
+) -> Document:
+    """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
+
+    *first*: the keys that lead to the lines before the first heading; ``()``: headings are none.
+    """
+    document, what, path = Document(text, file), f"key{sign}value", first
+    pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
+    for span in document.lines():
+        line = document.text[slice(*span)]
+        if path and (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)):
+            path = (*path[:-1], heading[1])
+            document.within(path)
+            document.keys[path] = document.values[path] = document.place(span)
+        elif match := pair.fullmatch(document.text, *span):
+            document.put((*path, match[1]), match.span(1), match.span(2))
+        else:
+            allowed = f"{what}, one to a line" + ", or [section]" * bool(path)
+            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
+    return document.in_order()

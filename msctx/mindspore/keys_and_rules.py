@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from msctx import devices
 from msctx.context import current, set_options
 from msctx.context.process_wide import BASE
-from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
+from msctx.errors import DeviceError, Diagnostic, StrictError, user_frame
 from msctx.mindspore.absent_names import NOT_READ, VARIABLES
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn
@@ -143,6 +142,7 @@ KEYS: Mapping[str, Key] = {
     "enable_auto_mixed_precision": Key((bool,), ignored=IGNORED),
 }
 
+
 OF_JIT: Mapping[str, Any] = {
     "jit_level": ("", *JIT_LEVELS),
     "dynamic": (0, 1),
@@ -203,15 +203,6 @@ def wrong_type(name: str, value: Any, types: tuple[type, ...], where: str) -> li
         return []
     text = f"{show(value)} is of type {type(value).__name__}"
     return [Diagnostic(name, text, where, " or ".join(kind.__name__ for kind in types))]
-
-
-def problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]:
-    """What msctx's options say to values."""
-    try:
-        make_layer(options, where)
-    except OptionError as error:  # MindSpore takes no other words for values
-        return [replace(problem, allowed=re.sub(r" \(also [^)]*\)", "", problem.allowed)) for problem in error.problems]
-    return ()
 
 
 def store(options: Mapping[str, Any], what: str) -> None:
