@@ -16,7 +16,7 @@ from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, 
 from msctx.mindspore.absent_names import NOT_READ, SETTINGS
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
-from msctx.setter_functions import DEFAULTS, JIT_LEVELS
+from msctx.setter_functions import DEFAULTS, JIT_CONFIG, JIT_LEVELS
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
@@ -25,7 +25,7 @@ PARAMETERS = {
     "set_device": ("device_target", "device_id"),
     "set_deterministic": ("deterministic",),
     "set_recursion_limit": ("recursion_limit",),
-    "set_seed": ("seed",),
+    **dict.fromkeys(("set_seed", "manual_seed"), ("seed",)),
     "runtime.launch_blocking": (),
     "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
 }
@@ -36,10 +36,7 @@ NO_COUNTERPART = SETTINGS | {
     "jit": "msctx.mindspore.jit takes these; only jit_level, dynamic and fullgraph have an effect",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
-ASKING = (
-    *("available", "count", "synchronize", "stream", "event", "streamctx"),
-    *("stats", "reserved", "allocated", "summary", "empty_cache"),
-)
+ASKING = re.compile("(available|count|synchronize|stream|event|streamctx|stats|reserved|allocated|summary|empty_cache)$")
 """How the names of functions of ``runtime`` and ``device_context`` end that set nothing."""
 
 
@@ -148,7 +145,7 @@ class Reader:
             case ast.Attribute(value=ast.Call(func=inner), attr=name):
                 if name.startswith("set_") and self._function(inner) == "_context":
                     return "MindSpore's inner context is not read: write these options as arguments of set_context"
-        if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
+        if first in ("runtime", "device_context") and rest and not ASKING.search(rest.lower()):
             return ": ".join(filter(None, ("not translated", instead(last))))
         return ""
 
@@ -175,6 +172,7 @@ class Reader:
 
     def _option(self, spelling: str, node: ast.expr, found: Call) -> None:
         """One option, or a group of them."""
+        spelling = f"jit_config.{spelling}" if spelling in JIT_CONFIG else spelling
         if is_dictionary(spelling) or spelling == "jit_config":
             with suppress(*UNKNOWN):  # not a dictionary, or not known: reported as a whole
                 self._options(f"{spelling}.", node, found)

@@ -17,7 +17,7 @@ from msctx.options import UNSET, find, is_dictionary, make_layer
 from msctx.options.registry import instead, later
 from msctx.outside_dynamo import outside_dynamo
 from msctx.plan import TARGETS
-from msctx.setter_functions import JIT_LEVELS, wrong_in_jit_config
+from msctx.setter_functions import JIT_CONFIG, JIT_LEVELS, wrong_in_jit_config
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -45,6 +45,8 @@ def set_context(**kwargs: Any) -> None:
     target = "Ascend" if target == "Davinci" else target
     for name, value in kwargs.items():
         key = KEYS.get(name)
+        if name in JIT_CONFIG:
+            name, value = "jit_config", {name: value}
         if name == "jit_config" and isinstance(value, dict):
             wrong = [problem for item in value.items() for problem in wrong_in_jit_config(*item, where)]
             values += wrong
@@ -53,7 +55,7 @@ def set_context(**kwargs: Any) -> None:
                 options["enable_graph_kernel"] = kwargs.get("enable_graph_kernel", level)
                 if options["enable_graph_kernel"] != level:
                     notes.append(f"{name}.jit_level: enable_graph_kernel in the same call wins over it")
-            notes += [f"{name}.infer_boost: msctx has no such option: it is ignored"] * ("infer_boost" in value)
+            notes += [f"{name}.infer_boost: msctx has no such option: leave it out"] * ("infer_boost" in value)
         elif name == "jit_config":
             types += keys.wrong_type(name, value, (dict,), where)
         elif key is None and later(name):
@@ -104,8 +106,15 @@ def _problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]
     try:
         make_layer(options, where)
     except OptionError as error:  # MindSpore takes no other words for values
-        return [replace(problem, allowed=re.sub(r" \(also [^)]*\)", "", problem.allowed)) for problem in error.problems]
+        return [_in_its_words(problem) for problem in error.problems]
     return ()
+
+
+def _in_its_words(problem: Diagnostic) -> Diagnostic:
+    others = re.findall(r" \(also ([^)]*)\)", problem.allowed)
+    is_other = problem.suggestion.strip("'") in ", ".join(others).split(", ")
+    allowed = re.sub(r" \(also [^)]*\)", "", problem.allowed)
+    return replace(problem, allowed=allowed, suggestion="" if is_other else problem.suggestion)
 
 
 def _not_here(key: Key, target: str) -> str:

@@ -66,9 +66,22 @@ def set_seed(seed: int) -> None:
         TypeError: not a number.
         ValueError: negative, or more than 32 bits.
     """
-    if wrong := keys.wrong_type("seed", seed, (int,), keys.origin("ms.set_seed")):
+    _seed(seed, "ms.set_seed")
+
+
+@outside_dynamo
+def manual_seed(seed: int) -> Any:
+    """As :func:`set_seed`, though MindSpore's seeds only its default generator; returns torch's default generator."""
+    from torch import default_generator
+
+    _seed(seed, "ms.manual_seed")
+    return default_generator
+
+
+def _seed(seed: int, what: str) -> None:
+    if wrong := keys.wrong_type("seed", seed, (int,), keys.origin(what)):
         raise OptionTypeError(wrong)
-    keys.store({"seed": seed}, "ms.set_seed")
+    keys.store({"seed": seed}, what)
 
 
 def get_seed() -> int | None:

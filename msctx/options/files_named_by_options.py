@@ -276,12 +276,12 @@ _CATEGORIES = (
 _DUMPED_INTO = "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
 _COMMON = {
     "op_debug_mode": Choice((0, 3, 4)),
-    "dump_mode": Choice((0, 1, 2)),
-    "input_output": Choice((0, 1, 2)),
+    **dict.fromkeys(("dump_mode", "input_output"), Choice((0, 1, 2))),
     "path": TextKind(_DUMPED_INTO, empty=True, check=_dump_path),
     "net_name": TextKind("the name of a folder, without / and \\, and neither . nor ..", check=where(_stays_inside)),
     "iteration": DumpIteration,
     "saved_data": _one_of("tensor statistic full"),
+    "file_format": _one_of("npy bin"),
     "kernels": ListOf(DumpLayer),
     "support_device": ListOf(Int(0)),
     "statistic_category": ListOf(Choice(_CATEGORIES)),

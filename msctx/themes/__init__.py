@@ -54,7 +54,7 @@ def translate(on: On) -> dict[str, Outcome | None]:
     for name, setting in on.found.items():
         keys = [found[s.option.name] for s in on.found.values() if s.via == setting.spelling]
         if setting.option.content and keys and all(key and key.status == "refused" for key in keys):
-            found[name] = refused("each of its keys is")
+            found[name] = refused("each of its keys is refused")
     return found
 
 

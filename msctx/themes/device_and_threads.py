@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import Overrides, Rule, When, is_set
-from msctx.themes.base import STAYS, On, Outcome, approximated, honoured, inert
+from msctx.themes.base import STAYS, On, Outcome, approximated, honoured, inert, reason
 
 # fmt: off
 OPTIONS = (
@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
 WORDS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
 CURRENT = {"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_device"}
 """Device → the switch of the thread's current one."""
+MOVE = "move model and batches with .to(ctx.device), or set default_device=True"
 
 
 def translate(on: On, setting: Setting) -> Outcome | None:
@@ -60,8 +61,9 @@ def translate(on: On, setting: Setting) -> Outcome | None:
     value, is_cpu = setting.value, on.device == "cpu"
     match setting.option.name:
         case "device_target":
-            kind = on.device.replace("ascend", "npu")
-            how = f"ctx.device is {kind}; default_device=True creates tensors there"
+            how = f"ctx.device is {on.device.replace('ascend', 'npu')}"
+            if not (is_cpu or on.get("default_device")):
+                how = reason(f"{how}; PyTorch creates tensors on the CPU", MOVE)
             return honoured(cause=how) if value == WORDS[on.device] else None
         case "device_id" | "session_device_id":
             return _device_id(on, setting)
@@ -95,11 +97,11 @@ def _device_id(on: On, setting: Setting) -> Outcome | None:
         return honoured({CURRENT[on.device]: setting.value})
     if target is None and set(on.facts.devices) != {"cpu"}:
         return None
-    if setting.value == 0:
-        return honoured()
     if setting.option.name == "session_device_id":
-        return approximated({}, "there is one CPU device: any id means it")
-    return inert("there is one CPU device, the id is ignored as MindSpore does")
+        return approximated({}, "there is one CPU device: any id means it") if setting.value else honoured()
+    if setting.value:
+        return inert("there is one CPU device, the id is ignored as MindSpore does")
+    return honoured(cause="numbers other than 0 are inert")
 
 
 def _default_device(on: On) -> Outcome | None:

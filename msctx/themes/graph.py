@@ -140,6 +140,7 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 STRICT, LAX = 0, 2
+COMPILES, IN_PYTHON = "torch.compile compiles each model", "loop and optimizer stay Python"
 BY_TORCHAIR = "torchair compiles graphs when they first run"
 CAPTURED = f"only captured here; {BY_TORCHAIR}"
 UNNAMED = "batches have no names in PyTorch: input_shape applies to tensors in their order"
@@ -168,7 +169,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             found = {"graph.compilation": compilation(on), "graph.modules": value == 0, "torch.dynamo.force_eager": value != 0}
             if value == 0:
                 found["torch.dynamo.skip_nnmodule_hook_guards"] = False
-            return honoured(found, BY_TORCHAIR if is_npu and value == 0 else "")
+            return honoured(found, f"{BY_TORCHAIR if is_npu else COMPILES}; {IN_PYTHON}" if value == 0 else "")
         case "grad_for_scalar":
             return honoured({"graph.grad_for_scalar": value}, GRADIENTS)
         case "reserve_class_name_in_scope":

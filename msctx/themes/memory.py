@@ -268,7 +268,8 @@ def _on_accelerator(on: On, setting: Setting) -> Outcome:
     if not reuses(on) and setting.value not in ("O0", 0):
         return refused(UNCACHED.format(name))
     if option == "mempool_block_size":
-        return approximated(found, f"{name} takes {block_size(on)} MB at once for requests of 1 to 10 MB")
+        much = "that much" if (size := block_size(on)) == setting.value // MIB else f"{size} MB"
+        return approximated(found, f"{name}: requests of 1 to 10 MB take {much} at once")
     status, reason = ON_ACCELERATOR[option, setting.value]
     return status(found, reason)
 

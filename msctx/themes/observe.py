@@ -167,6 +167,7 @@ DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
 LEFT_OUT = {
     "sample_mode": "sample_mode is ignored: tensors are dumped whole",
     "stat_calc_mode": "stat_calc_mode is ignored: statistics are computed on the host",
+    "file_format": "file_format is ignored: tensors are .npy files, or .pt in msProbe's layout",
 }
 """Keys without effect here."""
 OF_MINDSPORE = {
@@ -182,6 +183,7 @@ OF_DUMPS = {
     "input_output": 0,
     "saved_data": "tensor",
     "support_device": [],
+    "file_format": "npy",
 }
 """Keys, and what they are when left out, that select what is dumped, and no more."""
 STATISTICS = ("max", "min", "l2norm")
@@ -304,7 +306,7 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
         arguments=more.get("save_kernel_args", False),
     )
     outcome = _seen(on, {"observers.dump": found})
-    left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]
+    left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, "host", "npy")]
     if given.get("kernels") and given.get("dump_mode", 0) != 1:
         left.append("kernels applies only with dump_mode 1")
     if given.get("statistic_category") and found.data == "tensor" and found.layout == "mindspore":

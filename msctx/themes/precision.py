@@ -57,7 +57,7 @@ IMPLMODE_LIST = When(
 
 # fmt: off
 OPTIONS = (
-    Option("enable_reduce_precision", Bool, default=True, example=False,
+    Option("enable_reduce_precision", Bool, default=True, example=True,
         help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype "
              "that has one and casts back, with a warning; false lets the error through."),
     Option("precision_mode", Choice(PRECISION_MODES), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),

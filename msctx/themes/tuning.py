@@ -7,7 +7,7 @@ from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
 from msctx.themes import common
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, by_entry, honoured, inert, reason, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, reason, refused
 from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
@@ -74,6 +74,9 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             return inert("no algorithm is set to performance: nothing else is tuned", fix)
         each = "batch_invariant=True: each batch would have a separate entry, so none is used"
         return inert(each) if on.get("batch_invariant") else detail(on)
+    hindered = [on.obstacles[name] for name in TUNING if name in on.obstacles]
+    if hindered and (setting.option.name == "aoe_config.job_type" or not (what or on.get("aoe_tune_mode"))):
+        return hindered[0]
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
     if what == common.OLDER:
@@ -100,8 +103,6 @@ def translate(on: On, setting: Setting) -> Outcome | None:
 def _by_cann(on: On, what: str) -> Outcome:
     if what == common.SUB_GRAPHS:
         return refused("torchair has CANN tune only single operators", "set 2")
-    if not what:
-        return as_it_is()
     return approximated(
         {"torch.npu.graph_tuner": common.tuner(on)} | common.apart(on),
         f"only graphs of static shape are tuned; {common.GRAPHS}",

@@ -149,10 +149,10 @@ def test_seeds():
     for kind, wrong in ((TypeError, ["1", 1.0, None]), (ValueError, [-1, 2**32])):
         for seed in wrong:
             with pytest.raises(kind):
-                ms.set_seed(seed)
+                ms.manual_seed(seed)
     drawn = []
-    for _ in range(2):
-        ms.set_seed(7)
+    for seed in (ms.set_seed, ms.manual_seed):
+        assert seed(7) in (None, torch.default_generator)
         drawn.append((random.random(), torch.rand(2).tolist()))
     assert drawn[0] == drawn[1]
     assert ms.get_seed() == msctx.get_context("seed") == 7

@@ -177,9 +177,9 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
         pass
     with pytest.warns(MsctxWarning, match="kernels applies only"), msctx.context(dump_config=file):
         pass
-    (row,) = msctx.explain({"dump_config": of_file(tmp_path, op_debug_mode=3, support_device=[3])}).rows
+    (row,) = msctx.explain({"dump_config": of_file(tmp_path, op_debug_mode=3, support_device=[3], file_format="bin")}).rows
     assert row.idle
-    assert "ignored: support_device" in row.reason
+    assert "ignored: support_device, file_format" in row.reason
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])

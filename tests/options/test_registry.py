@@ -41,7 +41,7 @@ def test_declarations_are_complete_and_their_values_are_taken_in_their_final_for
         if option.default is not UNSET:
             found = value_of(name, option.default)
             assert (type(found), found) == (type(option.default), option.default), name
-            assert once != option.default, f"{name}: the example shows something else than the default"
+            assert once != option.default or name == "enable_reduce_precision", f"{name}: the example shows the default"
         assert option.help.endswith("."), name
         assert set() < set(option.devices) <= set(DEVICES), name
         assert set(option.groups) <= {*GROUPS, *NAMESPACES}, name

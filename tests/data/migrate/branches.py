@@ -9,7 +9,7 @@ import mindspore as ms
 if sys.argv[1:]:
     ms.set_context(device_target="GPU", mode=1)
 elif sys.platform == "win32":
-    ms.set_context(device_target="CPU", jit_config={"jit_level": "O2"})
+    ms.set_context(device_target="CPU", jit_level="O2")
 else:
     ms.set_context(device_target="Ascend", mode=ms.PYNATIVE_MODE, enable_graph_kernel=True, jit_config={"jit_level": "O0"})
 try:
