@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import peak
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -100,6 +101,12 @@ def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[s
     return best
 
 
+def beside_peak(contenders: Iterable[Contender], seconds: float, multiply_adds: int) -> dict[str, Any]:
+    """The fastest, the processor's own loop among them, and how many of its loops make so many multiply-adds."""
+    ms = fastest([*contenders, Contender("peak", "loop", nullcontext, lambda _: peak.multiply_adds())], seconds)
+    return {"ms": ms} | ({"loops": multiply_adds / peak.multiply_adds()} if "peak" in ms else {})
+
+
 def ours(context: Any, run: Callable[[], Any], problem: str, *, is_tuned: bool) -> tuple[Any, Any, list[str]]:
     """What a run under the context results in, the rows of what ran, and that in words; tuned, it has to be measured."""
     with context as ctx:
@@ -141,15 +148,11 @@ def parser(doc: str | None, processes: int = 5) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--processes", type=int, default=processes)
     made.add_argument("--out", type=Path, metavar="FILE", help="where the raw result is kept; written after each process")
-    made.add_argument(
-        "--summary", type=Path, nargs="+", metavar="RAW", help="print the summary of raw results, measure nothing"
-    )
-    made.add_argument(
-        "--docs", type=Path, nargs="+", metavar="FILE", help="write the tables of summaries into the documentation"
-    )
+    made.add_argument("--summary", type=Path, nargs="+", metavar="RAW", help="only print the summary of raw results")
+    made.add_argument("--docs", type=Path, nargs="+", metavar="FILE", help="write tables of summaries into the documentation")
     made.add_argument("--work", default="", help=argparse.SUPPRESS)
     made.add_argument("--on-threads", type=int, default=1, help=argparse.SUPPRESS)
-    made.set_defaults(threads=[1], only="")
+    made.set_defaults(threads=[1], only="", variables={})
     made.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -173,15 +176,15 @@ def collected(given: argparse.Namespace, works: Iterable[str]) -> dict[str, Any]
     jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in left]
     for number, threads, work in track(jobs, "measuring", console=Console(stderr=True)):
         words = ["--work", work, "--on-threads", str(threads), *["--without-errors"] * (number > 0)]
-        result["rows"] += ({"threads": threads} | row for row in process(*sys.argv, *words))
+        result["rows"] += ({"threads": threads} | row for row in process(*sys.argv, *words, **given.variables.get(work, {})))
         result["processes"] = number + 1
         keep(given.out, result)
     return result
 
 
-def process(*words: str) -> Iterator[dict[str, Any]]:
+def process(*words: str, **variables: str) -> Iterator[dict[str, Any]]:
     """What a script printed in a process of its own, a line of JSON each."""
-    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, env=os.environ | variables) as running:
         yield from (json.loads(line) for line in running.stdout or () if line.startswith("{"))  # libraries print, too
     if running.returncode:
         sys.exit(f"{' '.join(words)} ended with exit code {running.returncode}")

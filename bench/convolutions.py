@@ -22,21 +22,9 @@ from typing import Any
 
 import contest
 import figures
+import layers
 import summary
-from layers import (
-    DENSE,
-    DEPTHWISE_3,
-    DEPTHWISE_7,
-    DEPTHWISE_LARGE,
-    FORMATS,
-    OF_EACH_KIND,
-    STRIDED,
-    WINDOW_1,
-    WINDOW_3,
-    Layer,
-    call,
-    tensors,
-)
+from layers import DENSE, DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OF_EACH_KIND, STRIDED, WINDOW_1, WINDOW_3, Layer
 
 import msctx
 
@@ -94,8 +82,8 @@ def measure(
     group: Group, layer: Layer, batch: int, seconds: float, options: dict[str, Any], with_errors: bool = True
 ) -> dict[str, Any]:
     """One process's figures for one problem: the fastest runs, in ms, and the errors."""
-    run = call(layer, group.direction)
-    sets = {f: [tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in FORMATS}
+    run = layers.call(layer, group.direction)
+    sets = {f: [layers.tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in layers.FORMATS}
     requested = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
     context = msctx.context(**requested, **options, fallback="silent")
     opponent = msctx.context(**group.opponent) if group.opponent else nullcontext()
@@ -113,14 +101,15 @@ def measure(
         scope = context if side == "ours" else opponent
         return contest.Contender(side, name, lambda: scope, once, step if group.direction == "dgrad" else lambda: None)
 
-    found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in FORMATS), seconds)
-    chosen = contest.quickest(found["ours"])
+    contenders = [contender(s, f) for s in ("torch", "ours", "again") for f in layers.FORMATS]
+    found = contest.beside_peak(contenders, seconds, batch * layer.multiply_adds)
+    chosen = contest.quickest(found["ms"]["ours"])
     problem = f"{group.name}, {layer.name}"
     result, rows, ran = contest.ours(context, lambda: run(*sets[chosen][1]), problem, is_tuned=group.is_tuned)
-    told = {"ms": found, "ran": ran}
+    told = found | {"ran": ran}
     if not with_errors:
         return told
-    results = {"ours": result, "torch": run(*sets[contest.quickest(found["torch"])][1])}
+    results = {"ours": result, "torch": run(*sets[contest.quickest(found["ms"]["torch"])][1])}
     truth = run(*(t.double() for t in sets["channels_first"][1]))
     errors = {side: contest.error_of(one, truth) for side, one in results.items()}
     within = all(row.provider != "msctx" or errors["ours"] <= row.error for row in rows if row.problem.layout == chosen)
@@ -154,23 +143,24 @@ def reduced(results: summary.Results, table: str) -> summary.Summary:
 
 def tables(of: summary.Summary) -> summary.Tables:
     rows, batches = of["rows"], ", ".join(map(str, of["batches"]))
-    legend = figures.legend(min(row["processes"] for row in rows))
+    legend = figures.legend(min(row["processes"] for row in rows), rows)
     if of["table"] == "isas":
         threads = summary.threads(*sorted({row["threads"] for row in rows}))
         last = f"{summary.described(of)}; {threads}, batch {batches}, {of['processes']} or more processes. {legend}"
         return {"isas": [*of_each_isa(rows), "", last]}
-    cells = ([row["what"], row["threads"], *figures.cells(row), row["processes"]] for row in rows)
+    heads, shown = figures.columns(rows)
+    cells = ([row["what"], row["threads"], *each, row["processes"]] for row, each in zip(rows, shown, strict=True))
     told = f"{of['problems']} problems, {of['beyond']} of them beyond their error bound"
     last = f"{summary.described(of)}; batch {batches}; {told}. {legend}"
-    return {of["table"]: summary.table(("what", "threads", *figures.COLUMNS, "processes"), cells, last)}
+    return {of["table"]: summary.table(("what", "threads", *heads, "processes"), cells, last)}
 
 
 def of_each_isa(rows: summary.Rows) -> list[str]:
     """What `normal` gives with each instruction set, from results that were measured under MSCTX_ISA."""
 
     def cell(row: dict[str, Any]) -> str:
-        shown, slowest, fastest, _, again, _ = figures.cells(row)
-        return f"{shown}, layers {slowest} to {fastest}, A/A {again}"
+        shown, slowest, fastest, _, again, _, shares = figures.cells(row)
+        return f"{shown}, layers {slowest} to {fastest}, A/A {again}{', share of peak (PyTorch) ' * bool(shares)}{shares}"
 
     groups = dict.fromkeys(row["what"] for row in rows)
     lines = ([f"`{isa}`", *map(cell, found)] for (isa,), found in summary.by(rows, "isa").items())

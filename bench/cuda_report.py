@@ -1,4 +1,4 @@
-"""Convolutions of msctx on an NVIDIA GPU, in one go: runs the tests marked cuda, measures, prints tables and may keep all as JSON.
+"""Convolutions of msctx on an NVIDIA GPU, in one go: measures, prints tables and may keep all as JSON.
 
 Each part runs in a process of its own, a case at a time. One that crashes, hangs or leaves the GPU's context unusable loses the case
 that it was at; the part goes on behind it in another process.
@@ -29,7 +29,7 @@ import cuda_figures
 import figures
 import summary
 import torch
-from contest import ROOT, commit
+from contest import commit
 from cuda_figures import AGAIN, BENCHMARK, TORCH, Case, Say
 from torch import nn
 
@@ -37,23 +37,17 @@ import msctx
 from msctx.native import tuning_file
 
 Rows = list[dict[str, Any]]
-PARTS = {"environment": 0.06, "tests": 0.42, "figures": 0.48, "overhead": 0.04}
+PARTS = {"environment": 0.06, "figures": 0.88, "overhead": 0.06}
 """In this order; the number is the share of the time."""
 GRACE = 15.0
 """Seconds after its time in which a part may still end the case it is at; then it is killed."""
 CALLS = 500
 """Of the smallest convolution in one go: fewer launches than a GPU takes before it makes the host wait."""
-TOGETHER = ("tests/cudnn", "tests/native/cuda")
-"""Tests that do not mind others on the same GPU; the rest look at its memory."""
 
 
 def cases_of(part: str, device: torch.device) -> list[Case]:
     return {
         "environment": lambda: [("environment", lambda say: say(environment(device)))],
-        "tests": lambda: [
-            ("tests of cuDNN and of our kernels", lambda say: say(check(TOGETHER, max(1, min(4, (os.cpu_count() or 1) // 2))))),
-            ("the other tests for a GPU", lambda say: say(check(others(), 1))),
-        ],
         "figures": lambda: cuda_figures.figures(device),
         "overhead": lambda: [("the smallest conv2d", lambda say: overhead(say, device))],
     }[part]()
@@ -76,20 +70,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": tuning_file.driver_version()}
         found |= {"multiprocessors": gpu.multi_processor_count, "GiB": round(gpu.total_memory / 2**30, 1)}
     return found
-
-
-def others() -> tuple[str, ...]:
-    """The files with tests for a GPU that are in none of the folders."""
-    files = (path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.cuda" in path.read_text(encoding="utf-8"))
-    names = (path.relative_to(ROOT).as_posix() for path in files)
-    return tuple(name for name in names if not name.startswith(TOGETHER))
-
-
-def check(files: tuple[str, ...], processes: int) -> dict[str, Any]:
-    """The last lines of the tests that need a GPU; those of a device that is not here are skipped, and say so."""
-    words = ["-m", "pytest", "-m", "cuda", "-qra", "-p", "no:cacheprovider", "-n", str(processes), *files]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    return {"exit code": done.returncode, "last lines": done.stdout.splitlines()[-60:]}
 
 
 def overhead(say: Say, device: torch.device) -> None:
@@ -171,31 +151,15 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
         found = run_part(part, given, given.seconds * PARTS[part] / sum(PARTS[name] for name in given.parts or PARTS))
         whole["parts"][part] = found
         contest.keep(given.out, whole)
-        rows = by_algorithm(found["rows"]) if part == "figures" else map(json.dumps, found["rows"])
+        rows = [f"{len(found['rows'])} problems"] if part == "figures" else map(json.dumps, found["rows"])
         print(f"--- {part}", *rows, *found["failed"], sep="\n", flush=True)
+    if not given.parts:
+        print(*for_docs(reduced([whole]))["cuda-figures"], sep="\n")
     return whole
 
 
 def by_name(row: dict[str, Any]) -> dict[str, Any]:
     return {figure["name"]: figure for figure in row["figures"]}
-
-
-def by_algorithm(rows: Rows) -> list[str]:
-    """The geometric mean of its ratios, of how many problems it was timed on, its largest error there, and how many were wrong."""
-
-    def cell(found: Rows) -> str:
-        right = [figure for figure in found if figure["ratio"]]
-        wrong = sum(figure["why"].startswith("wrong") for figure in found)
-        mean = f"{figures.geomean(f['ratio'] for f in right):.2f}, {max(f['error'] for f in right):.0e}" if right else "-"
-        return f"{mean} ({len(right)} of {len(found)}{f', {wrong} wrong' * (wrong > 0)})"
-
-    arithmetics, by_place = list(dict.fromkeys(row["arithmetic"] for row in rows)), dict[tuple[str, str], dict[str, Rows]]()
-    for row in rows:
-        for name, figure in by_name(row).items():
-            by_place.setdefault((row["direction"], name), {}).setdefault(row["arithmetic"], []).append(figure)
-    cells = ([*place, *(cell(found[a]) if a in found else "" for a in arithmetics)] for place, found in by_place.items())
-    title = "torch's time over its own: geomean, largest error (problems timed of those tried)"
-    return [title, *summary.markdown(("direction", "algorithm", *arithmetics), cells)]
 
 
 NAMES = (AGAIN, BENCHMARK, "performance")
@@ -204,8 +168,8 @@ NOTABLE = 1.05
 
 
 def reduced(results: summary.Results) -> summary.Summary:
-    """How torch's time compares with that of each, by arithmetic and direction; the choices of performance; the kernels of msctx,
-    and the host's time for the smallest convolution."""
+    """How torch's time compares with that of each, by arithmetic and direction; the choices of performance, and the host's time for
+    the smallest convolution."""
     (result,) = results
     parts, found, chosen = result["parts"], [], []
     rows: Rows = parts["figures"]["rows"]
@@ -217,17 +181,10 @@ def reduced(results: summary.Results) -> summary.Summary:
     for row in rows:
         of, best = by_name(row), by_name(row)["performance"]
         if (best["ratio"] or 0) >= NOTABLE and best["ran"] != "torch":
-            about = {
-                "ran": best["ran"],
-                "torch_ms": of[TORCH]["ms"],
-                BENCHMARK: of[BENCHMARK]["ratio"],
-                "performance": best["ratio"],
-            }
+            about = {"ran": best["ran"], "torch_ms": of[TORCH]["ms"], **{name: of[name]["ratio"] for name in NAMES[1:]}}
             chosen.append({"what": row["what"], **about, "error": best["error"], "torch_error": of[TORCH]["error"]})
-    direct = [(row, by_name(row)["direct"]) for row in rows if "direct" in by_name(row)]
-    own = [{"what": row["what"], "ratio": of["ratio"]} for row, of in direct if of["ratio"] and of["provider"] == "msctx"]
     (machine,) = parts["environment"]["rows"]
-    return {"machine": machine, "rows": found, "chosen": chosen, "depthwise": own, "overhead": parts["overhead"]["rows"]}
+    return {"machine": machine, "rows": found, "chosen": chosen, "overhead": parts["overhead"]["rows"]}
 
 
 def for_docs(of: summary.Summary) -> summary.Tables:

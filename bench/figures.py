@@ -54,9 +54,17 @@ def lower_bound(values: list[float], rounds: int = 2000) -> float:
     return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
 
 
+def share(found: summary.Rows, side: str) -> float:
+    """Of the multiply-adds that the processor's threads could have computed meanwhile."""
+    each = zip(found, ratios(found, side, "peak"), strict=True)
+    return float(statistics.median(row["loops"] * ratio / row["threads"] for row, ratio in each))
+
+
 def of_problems(problems: list[summary.Rows]) -> dict[str, Any]:
     """A row, from those of each problem: the geometric mean with the range over processes; the slowest and the fastest problem; A/A
-    of each; the largest errors."""
+    of each; the largest errors; shares of the peak."""
+    has_peak = all("loops" in row for found in problems for row in found)
+    shares = {side: of([share(found, side) for found in problems]) for side in ("ours", "torch") if has_peak}
     each = [ratios(found) for found in problems]
     medians = [statistics.median(found) for found in each]
     return {
@@ -68,7 +76,7 @@ def of_problems(problems: list[summary.Rows]) -> dict[str, Any]:
         "processes": min(map(len, each)),
         "error": max(errors(found)["ours"] for found in problems),
         "torch_error": max(errors(found)["torch"] for found in problems),
-    }
+    } | ({"shares": shares} if shares else {})
 
 
 def of_groups(rows: summary.Rows, groups: Mapping[str, contest.Group]) -> Iterator[tuple[dict[str, Any], list[summary.Rows]]]:
@@ -79,16 +87,29 @@ def of_groups(rows: summary.Rows, groups: Mapping[str, contest.Group]) -> Iterat
             yield {"what": groups[name].title, "threads": threads}, [*summary.by(of, "layer", "batch").values()]
 
 
-COLUMNS = ("geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's")
+COLUMNS = ("geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's", "share of peak, PyTorch's")
+
+
+def columns(rows: summary.Rows) -> tuple[Sequence[str], list[list[str]]]:
+    """The heads, and the cells of each row. The last is left out if no row has shares."""
+    count = len(COLUMNS) - (not has_shares(rows))
+    return COLUMNS[:count], [cells(row)[:count] for row in rows]
+
+
+def has_shares(rows: Iterable[dict[str, Any]]) -> bool:
+    return any("shares" in row for row in rows)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Those of :data:`COLUMNS`."""
+    """Those of :data:`COLUMNS`; empty if msctx computed nothing."""
+    if "ratio" not in row:
+        return [""] * len(COLUMNS)
     shown = [
         text(row["ratio"], row["again"], row["processes"]),
         *(f"{row[name]:.2f}" for name in ("from", "to", "lower_bound")),
     ]
-    return [*shown, ends(row["again"]), f"{row['error']:.0e}, {row['torch_error']:.0e}"]
+    shares = ", ".join(map(ends, row["shares"].values())) if "shares" in row else ""
+    return [*shown, ends(row["again"]), f"{row['error']:.0e}, {row['torch_error']:.0e}", shares]
 
 
 def noise(again: Figure | None) -> float:
@@ -96,10 +117,10 @@ def noise(again: Figure | None) -> float:
     return max(max(c, 1 / c) for c in (again.get("low", again["median"]), again.get("high", again["median"]))) if again else 1.0
 
 
-def text(figure: Figure, again: Figure | None, processes: int, with_dash: bool = True) -> str:
+def text(figure: Figure, again: Figure | None, processes: int) -> str:
     """A figure with its range, bold if that contains neither 1 nor the deviation of A/A; none within an A/A that is off by 10 %."""
     off, median = noise(again), figure["median"]
-    if with_dash and off > NOISY and 1 / off <= median <= off:
+    if off > NOISY and 1 / off <= median <= off:
         return "-"
     if "low" not in figure:
         return f"{median:.2f}"
@@ -115,11 +136,15 @@ def ends(figure: Figure) -> str:
     return f"{figure['low']:.2f} to {figure['high']:.2f}"
 
 
-def legend(processes: int, kept: bool = True) -> str:
-    """The sentence under a table that explains bold figures."""
-    dash = '"-": within the deviation of A/A, which exceeds 10 %.'
-    if not kept:
-        return f"The processes' own figures were not stored: no figure has an interval, and none is bold. {dash}"
+PEAK = (
+    "Share of peak: multiply-adds a second of the direct computation, over those of a loop of FMAs in registers on one thread, times "
+    "threads; the lowest and the highest of a problem. Winograd, Fourier transforms and AMX can exceed 1."
+)
+
+
+def legend(processes: int, rows: Iterable[dict[str, Any]] = ()) -> str:
+    """The sentences under a table that explain bold figures and shares."""
+    dash = '"-": within the deviation of A/A, which exceeds 10 %.' + f" {PEAK}" * has_shares(rows)
     if processes < LEAST:
         return f"In brackets: the range over processes. With fewer than {LEAST} processes no figure is bold. {dash}"
     return f"In brackets: the range over processes. Bold: it contains neither 1 nor the largest deviation of A/A. {dash}"

@@ -32,6 +32,15 @@ class Layer:
     def padding(self) -> int:
         return self.window // 2 if self.pad is None else self.pad
 
+    @property
+    def out(self) -> int:
+        return (self.size + 2 * self.padding - self.window) // self.stride + 1
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of an image in each direction, zeros of the padding included."""
+        return self.out**2 * self.window**2 * self.k * self.c // self.groups
+
 
 WINDOW_3 = (
     Layer("resnet l1", 64, 64, 56, 3),
@@ -98,11 +107,10 @@ def tensors(
 ) -> Tensors:
     """Input, weight and the gradient of the output, float32, normally distributed; ``denormal``: the input times 1e-39."""
     generator = torch.Generator(device).manual_seed(seed)
-    out = (layer.size + 2 * layer.padding - layer.window) // layer.stride + 1
     x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator, device=device)
     w = torch.randn(layer.k, layer.c // layer.groups, layer.window, layer.window, generator=generator, device=device)
     if data == "denormal":
         x = x * 1e-39
-    g = torch.randn(batch, layer.k, out, out, generator=generator, device=device)
+    g = torch.randn(batch, layer.k, layer.out, layer.out, generator=generator, device=device)
     kind = FORMATS[memory_format]
     return x.contiguous(memory_format=kind), w.contiguous(memory_format=kind), g.contiguous(memory_format=kind)

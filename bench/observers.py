@@ -6,7 +6,7 @@ other, since the machine's speed drifts; a figure is the median over the rounds 
 median and the range.
 
 The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults,
-with an observer as without, and their time hides what an observer costs; how many there are is counted before.
+with an observer as without, and their time hides what an observer costs.
 
     python bench/observers.py --processes 3 --out RAW.json
     python bench/observers.py --summary RAW.json > bench/results/NAME-observers.json
@@ -19,7 +19,6 @@ import argparse
 import ctypes
 import importlib.util
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -40,7 +39,6 @@ from msctx.observers import operator_events
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Step = Callable[[], None]
-RECORDER = "recorder"
 ROUNDS = 5
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of glibc's ``malloc.h``."""
@@ -97,7 +95,7 @@ def contenders(folder: Path) -> dict[str, Scope]:
     dump = {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_mode": "all", "dump_data": "stats"}
     found: dict[str, Scope] = {
         "without, again (A/A)": nullcontext,
-        RECORDER: lambda: msctx.context(env_config_path=str(folder / "env.json")),
+        "recorder": lambda: msctx.context(env_config_path=str(folder / "env.json")),
         "watchdog": lambda: msctx.context(op_timeout=900),
         "overflow": lambda: msctx.context(session={"enable_dump_debug": True, "dump_path": str(folder / "overflow")}),
         "digests of results": lambda: collecting(outputs=1, digests=1),
@@ -140,22 +138,18 @@ def heap_keeps_what_is_freed() -> None:
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def in_turns(step: Step, scopes: dict[str, Scope]) -> dict[str, float]:
+    """Of each scope, the median over the rounds: the time of the faster of two steps under it, over that under none beside it."""
+    found: dict[str, list[float]] = {name: [] for name in scopes}
 
-
-def in_turns(step: Step, scopes: dict[str, Scope], count: Callable[[], float]) -> dict[str, list[tuple[float, float]]]:
-    """Of each scope, in each round: the lesser count of two steps under it, and that under none beside it."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in scopes}
-
-    def counted() -> float:
-        begun = count()
+    def timed() -> float:
+        begun = time.process_time()
         step()
-        return count() - begun
+        return time.process_time() - begun
 
     def least(scope: Scope) -> float:
         with scope():
-            return min(counted(), counted())
+            return min(timed(), timed())
 
     for turn in range(ROUNDS + 1):
         for name, scope in scopes.items():
@@ -163,38 +157,28 @@ def in_turns(step: Step, scopes: dict[str, Scope], count: Callable[[], float]) -
                 plain, own = least(nullcontext), least(scope)
             else:
                 own, plain = least(scope), least(nullcontext)
-            found[name] += [(own, plain)] * (turn > 0)  # the first round warms up
-    return found
+            found[name] += [own / plain] * (turn > 0)  # the first round warms up
+    return {name: statistics.median(each) for name, each in found.items()}
 
 
 def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All steps: the page faults with the recorder, and the median over the rounds of each time over that without."""
+    """All steps."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        others, all_steps = contenders(Path(folder)), steps()
-        recorder = {RECORDER: others[RECORDER]}
-        faults = {model: in_turns(step, recorder, page_faults)[RECORDER] for model, step in all_steps.items()}
+        others = contenders(Path(folder))
         heap_keeps_what_is_freed()
-        ratios = {}
-        for model, step in all_steps.items():
-            turns = in_turns(step, others, time.process_time)
-            ratios[model] = {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in turns.items()}
-        yield {"faults": faults, "ratios": ratios}
+        yield {"ratios": {model: in_turns(step, others) for model, step in steps().items()}}
 
 
 def reduced(results: summary.Results) -> summary.Summary:
-    """A row for each observer, and the page faults of a step with the recorder and without."""
+    """A row for each observer."""
     processes = summary.every(results)
     first = processes[0]["ratios"]
     rows = [
         {"observer": name, "ratios": {model: figures.of([one["ratios"][model][name] for one in processes]) for model in first}}
         for name in next(iter(first.values()))
     ]
-    faults = []
-    for model in first:
-        recorder, plain = zip(*(pair for one in processes for pair in one["faults"][model]), strict=True)
-        faults.append({"plain": figures.of(plain), "recorder": figures.of(recorder)})
-    return summary.head(results) | {"processes": len(processes), "rows": rows, "faults": faults}
+    return summary.head(results) | {"processes": len(processes), "rows": rows}
 
 
 def tables(of: summary.Summary) -> summary.Tables:
@@ -204,15 +188,9 @@ def tables(of: summary.Summary) -> summary.Tables:
     def cell(ratio: figures.Figure) -> str:
         return figures.span(ratio, ".3f") if is_several else f"{ratio['median']:.3f}"
 
-    def faults(side: str) -> str:
-        return " and ".join(figures.span(row[side], ",.0f") for row in of["faults"])
-
     lines = [[row["observer"], *map(cell, row["ratios"].values())] for row in of["rows"]]
     last = f"{summary.described(of)}; one thread; processes: {of['processes']}."
     last += " In brackets: the range over processes." if is_several else ""
-    if of["faults"]:
-        last += f" The heap keeps what is freed here; page faults of a step with glibc's default heap: {faults('plain')}"
-        last += f", with the recorder {faults('recorder')}."
     head = ["a step's time over that without", *of["rows"][0]["ratios"]]
     return {f"observers-{of['machine']['isa']}": summary.table(head, lines, last)}
 

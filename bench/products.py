@@ -88,9 +88,9 @@ def measure(group: Group, shape: Shape, seconds: float, options: dict[str, Any],
 
     scopes = {"torch": nullcontext, "ours": lambda: context, "again": nullcontext}
     contenders = [contest.Contender(side, "", scope, once) for side, scope in scopes.items()]
-    found = contest.fastest(contenders, seconds)
+    found = contest.beside_peak(contenders, seconds, shape.multiply_adds)
     result, rows, ran = contest.ours(context, lambda: once(0), f"{group.name}, {shape.name}", is_tuned=group.is_tuned)
-    told = {"ms": found, "ran": ran}
+    told = found | {"ran": ran}
     if not with_errors:
         return told
     results = {"ours": result.detach(), "torch": once(0).detach()}
@@ -114,23 +114,20 @@ def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 LEFT = ["torch (torch)"]
 SMALL = 0.1
 """Milliseconds below which the cost of a policy for a call shows."""
-SLOW = 0.9
-"""Problems below this ratio are named in the summary."""
 
 
 def reduced(results: summary.Results) -> summary.Summary:
     """A row for each group and number of threads, of the shapes that msctx computed: others show only noise."""
-    rows, slow, small, problems = [], [], [], 0
+    rows, small, problems = [], [], 0
     for about, found in figures.of_groups(summary.every(results), BY_NAME):
         own = [rows for rows in found if any(row["ran"] != LEFT for row in rows)]
         left = {"problems": len(found), "left": len(found) - len(own)}
         rows.append(about | left | (figures.of_problems(own) if own else {}))
         problems += len(found)
-        slow += [about | {"layer": of[0]["layer"]} for of in own if statistics.median(figures.ratios(of)) < SLOW]
         small += [of for of in found if of not in own and torch_ms(of) < SMALL]
     cost = [statistics.median(longer(of, side) for of in small) for side in (("ours", "again") if small else ())]
     more = {"problems": problems, "beyond": figures.beyond(summary.every(results)), "cost_us": cost}
-    return summary.head(results, **more, rows=rows, slow=slow)
+    return summary.head(results, **more, rows=rows)
 
 
 def torch_ms(found: summary.Rows) -> float:
@@ -143,18 +140,16 @@ def longer(found: summary.Rows, side: str) -> float:
 
 
 def tables(of: summary.Summary) -> summary.Tables:
-    cells = []
-    for row in of["rows"]:
-        shown = figures.cells(row) if "ratio" in row else [""] * len(figures.COLUMNS)
-        cells.append([row["what"], row["threads"], f"{row['left']} of {row['problems']}", *shown])
+    heads, shown = figures.columns(rows := of["rows"])
+    lefts = (f"{row['left']} of {row['problems']}" for row in rows)
+    cells = ([row["what"], row["threads"], left, *each] for row, left, each in zip(rows, lefts, shown, strict=True))
     problems = f"{of['problems']} problem{'s' * (of['problems'] != 1)}, {of['beyond']} beyond their error bound"
-    last = f"{summary.described(of)}; {of['processes']} or more processes. {problems}. {figures.legend(of['processes'])}"
+    last = f"{summary.described(of)}; {of['processes']} or more processes. {problems}. {figures.legend(of['processes'], rows)}"
     if of["cost_us"]:
         cost, control = of["cost_us"]
-        last += (
-            f" A small matmul (below {SMALL} ms) that is left to PyTorch takes {cost:.1f} µs longer (A/A: {control:.1f} µs)."
-        )
-    return {"products": summary.table(("what", "threads", "left to PyTorch", *figures.COLUMNS), cells, last)}
+        more = f"takes {cost:.1f} µs longer (A/A: {control:.1f} µs)"
+        last += f" A small matmul (below {SMALL} ms) that is left to PyTorch {more}."
+    return {"products": summary.table(("what", "threads", "left to PyTorch", *heads), cells, last)}
 
 
 def main() -> None:

@@ -27,6 +27,10 @@ class Shape:
         batch = f"{self.batch} of " if self.batch else ""
         return f"{batch}{self.rows} x {self.depth} x {self.columns}, {self.layout}"
 
+    @property
+    def multiply_adds(self) -> int:
+        return max(self.batch, 1) * self.rows * self.depth * self.columns
+
 
 SQUARES = tuple(Shape(n, n, n, "NN") for n in (1024, 2048, 4096))
 TRANSFORMERS = tuple(

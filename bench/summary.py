@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import contest
 import torch
+from contest import ROOT, collected
 
-ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, Any]]
 Results = list[dict[str, Any]]
 """Raw: the machine, the commit, the processes, and the rows that these printed."""
@@ -108,7 +107,7 @@ def do(
         for row in work(given):
             print(json.dumps(row), flush=True)
     elif not of_files(given, reduced, tables):
-        found = tables(rounded(reduced([contest.collected(given, works)])))
+        found = tables(rounded(reduced([collected(given, works)])))
         print("\n\n".join("\n".join(lines) for lines in found.values()))
 
 
