@@ -75,6 +75,9 @@ def _torch() -> Iterator[Check]:
     note = "" if version in TESTED_TORCH else f"; msctx is tested with {', '.join(TESTED_TORCH)}"
     capability = torch.backends.cpu.get_cpu_capability()
     yield Check("torch", "ok", f"{torch.__version__}, {capability}, {torch.get_num_threads()} threads{note}")
+    mapped = maps.read_text(encoding="utf-8", errors="replace") if (maps := Path("/proc/self/maps")).exists() else ""
+    preloaded = [name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"lib{name}" in mapped]
+    yield Check("memory allocator", "ok", ", ".join(preloaded) or "the C library's")
 
 
 def _cuda() -> Iterator[Check]:
@@ -126,17 +129,15 @@ def _libraries() -> Iterator[Check]:
     """The dependencies as the package declares them; extras are optional."""
     for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "jinja2", "ninja", "platformdirs"):
         yield Check(name, "ok", library_version(name) or "")
-    extras = {"scikit-learn": "scikit-learn (the digits experiment)", "pytest": "pytest (the test suite)"}
-    for name, extra in extras.items():
-        version = library_version(name)
-        yield Check(name, "ok", version) if version else Check(name, "missing", "not installed", f"pip install {extra}")
+    for name, use in {"scikit-learn": "the digits experiment", "pytest": "the test suite"}.items():
+        found, version = ("not installed", f"pip install {name} ({use})"), library_version(name)
+        yield Check(name, "ok", version) if version else Check(name, "missing", *found)
 
 
 def _native() -> Iterator[Check]:
     if reason := native.obstacle():
-        yield Check(
-            "native core", "missing", reason, "install what is missing, then run msctx build; everything else works without"
-        )
+        fix = "install what is missing, then run msctx build; everything else works without"
+        yield Check("native core", "missing", reason, fix)
     elif (made := native.found()) is None:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
     else:
@@ -151,8 +152,7 @@ def _switches() -> Iterator[Check]:
     for switch in available:
         switch.read()
     writable = sum(s.write is not None for s in available)
-    text = f"{len(available)} readable here, {writable} of them set by options, of {len(SWITCHES)} known"
-    yield Check("switches", "ok", text)
+    yield Check("switches", "ok", f"{len(available)} readable here, {writable} set by options, of {len(SWITCHES)} known")
     yield Check("msctx", "ok", metadata.version("msctx"))
 
 

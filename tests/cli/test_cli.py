@@ -116,6 +116,7 @@ def test_doctor(command):
     assert code == 0
     assert found["torch"]["status"] == "ok"
     assert all(check["fix"] for check in found.values() if check["status"] == "missing")
+    assert found["memory allocator"]["found"] in ("the C library's", "tcmalloc", "jemalloc", "mimalloc")
     assert "C++ compiler" in command("doctor")[1]
 
 
