@@ -1,7 +1,4 @@
-"""The processor's own rate of multiply-adds: a loop of independent chains in registers, on one thread.
-
-It takes part in the rounds of a contest, so a share of it is of the same moment.
-"""
+"""The processor's rate of multiply-adds at the moment of a contest: a loop of independent chains in registers, on one thread."""
 
 from __future__ import annotations
 
