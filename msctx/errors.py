@@ -89,7 +89,7 @@ class Diagnostic:
 
 def nearest_of(name: str, names: Iterable[str], count: int) -> list[str]:
     """Those of *names* that a user most likely meant, the best first."""
-    return get_close_matches(name, list(names), n=count, cutoff=0.6)
+    return get_close_matches(name, list(names), n=count, cutoff=0.65)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

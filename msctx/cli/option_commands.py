@@ -112,9 +112,9 @@ def migrate(
     texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
     text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
     emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *output.plan_page(plan)))
-    notes = [((c.mark.line, c.mark.column), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
-    notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
-    for _, note in () if json_ else sorted(notes):
+    notes = [(str(c.mark), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
+    notes += [(str(p.mark or ""), str(p)) for p in found.problems]  # a mark inside a text begins with the place of the text
+    for _, note in () if json_ else sorted(notes, key=lambda one: [int(n) for n in re.findall(r"(?::|cell )(\d+)", one[0])]):
         print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(0 if found.options else 1)
 

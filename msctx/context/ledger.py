@@ -65,7 +65,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     switches that were just set: a seed of the base is set again only then.
     """
     with LOCK, replacing() if HOOKS else nullcontext():
-        hold.late, hold.who = {}, threading.current_thread()
+        told, hold.late, hold.who = {*hold.late.items()}, {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore in EXACT or want is not AS_FOUND]
         wanted.sort(key=lambda switch: switch.restore in UNDOABLE)  # another switch may make it too late for these
         todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
@@ -83,7 +83,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
                     _each(put_back, [(switch, record.found, hold)])
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
-            for why in hold.late.values():
+            for why in [why for name, why in hold.late.items() if name in fresh or (name, why) not in told]:
                 notices.warn(why)
         except BaseException as error:
             _each(put_back, reversed(steps), error)

@@ -13,12 +13,12 @@ from typing import Any
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import Script
 from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Unknown
-from msctx.mindspore.absent_names import NOT_READ, SETTINGS
+from msctx.mindspore.absent_names import SETTINGS, about_variable
 from msctx.options import find, is_dictionary
 from msctx.options.registry import instead
 from msctx.setter_functions import DEFAULTS, JIT_CONFIG, JIT_LEVELS
 
-HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
+HOMES = re.compile(r"^(common\.((seed|api)\.)?|device_manager\.)")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
 
 PARAMETERS = {
@@ -93,8 +93,9 @@ class Reader:
         nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Constant)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
             if isinstance(node, ast.Constant):
-                if isinstance(name := node.value, str) and name in NOT_READ:
-                    yield Call(name, self.script.mark(node), self.script.inside(node)).leave_out(NOT_READ[name])
+                line = self.script.lines[node.lineno - 1]
+                if isinstance(name := node.value, str) and (why := about_variable(name, line)):
+                    yield Call(name, self.script.mark(node), self.script.inside(node)).leave_out(why)
             elif not isinstance(node, ast.Call):
                 if self._is_handed_on(node):
                     found = Call("set_context", self.script.mark(node), self.script.inside(node))
@@ -112,9 +113,7 @@ class Reader:
     def _function(self, node: ast.expr) -> str:
         """The function of MindSpore that an expression stands for, without the module it is at home in."""
         function = f".{self.names.mindspore(node)}".rpartition(".context.")[2].removeprefix(".")
-        for home in HOMES:
-            function = function.removeprefix(home)
-        return function
+        return HOMES.sub("", function)
 
     def _call(self, call: ast.Call, function: str) -> Call | None:
         written = self.script.written(call.func)

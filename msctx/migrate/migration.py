@@ -15,7 +15,7 @@ from msctx.errors import Diagnostic, Mark, OptionError, one_line
 from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import Script, load
 from msctx.migrate.static_values import AT_RUN_TIME
-from msctx.mindspore.absent_names import NOT_READ
+from msctx.mindspore.absent_names import NOT_READ, about_variable
 from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
 from msctx.plan import TARGETS, Plan, device_named
@@ -103,7 +103,7 @@ class _Merging:
         inside = ", ".join(w for w, _ in call.inside if not w.startswith(("def ", "async def ")))  # functions: in notes alone
         if call.left_out:
             self.entries[f"{call.mark}"] = Entry(
-                call.function + "(…)" * (call.function not in NOT_READ), None, "", call.mark, call.left_out, inside=inside
+                call.function + "(…)" * (not about_variable(call.function)), None, "", call.mark, call.left_out, inside=inside
             )
         elif call.inside:
             around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)

@@ -8,6 +8,7 @@ from typing import Any
 
 from msctx.mindspore import common, context, device_context, runtime
 from msctx.mindspore.absent_names import OF_TOP as _OF_TOP
+from msctx.mindspore.absent_names import no_attribute as _no_attribute
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
 from msctx.mindspore.top_level_functions import (
     get_current_device,
@@ -52,4 +53,4 @@ def __getattr__(name: str) -> Any:
         import msctx
 
         return getattr(msctx, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return _no_attribute(__name__, name)

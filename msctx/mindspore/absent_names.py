@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -15,6 +16,17 @@ CONTEXT = REASONS["mint"].removesuffix(" torch")
 VARIABLES = vocabulary()["variables"]
 NOT_READ = {name: f"msctx does not read it; use {option}" for name, option in VARIABLES.items()}
 """Variables of the environment → the option that takes their place."""
+_OTHERS = re.compile(r"(?:(HCCL|ASCEND)|MS|MINDSPORE|GLOG)_(?!DIAGNOSTIC_DATA_PATH)\w+")
+"""Other variables of MindSpore, and those of what runs below torch_npu, too."""
+_SETTING = re.compile(r"environ\[.*\] *=(?!=)|environ\.(setdefault|update)|putenv|%(set_)?env\b")
+"""What a line has that sets a variable."""
+
+
+def about_variable(name: str, line: str = "putenv") -> str:
+    """What takes the place of a variable, or why nothing does; ``""``: it is none of MindSpore's, or the line does not set it."""
+    other = _OTHERS.fullmatch(name) if _SETTING.search(line) else None
+    why = "HCCL, CANN and torch_npu read theirs as before" if other and other[1] else "only MindSpore reads it"
+    return NOT_READ.get(name, f"no option: {why}" if other else "")
 
 
 class Absent:
@@ -62,6 +74,16 @@ OF_CONTEXT = {name: absent for name, absent in OF_TOP.items() if name.endswith("
 """Absent names of MindSpore's module ``context``, which its top level has too."""
 
 
+def why_absent(name: str) -> str:
+    """What the error says of any other name below ``ms``."""
+    return f"ms.{name} is not supported by msctx: {REASONS.get(name.partition('.')[0], f'{CONTEXT} torch')}"
+
+
+def no_attribute(module: str, name: str) -> Any:
+    """``__getattr__`` of MindSpore's modules."""
+    raise AttributeError(why_absent(f"{module}.{name}".removeprefix("msctx.mindspore.")), name=name)
+
+
 class _NoModules:
     """Importing another of MindSpore's modules raises an error with the reason."""
 
@@ -69,8 +91,7 @@ class _NoModules:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         parent, _, below = name.partition("msctx.mindspore.")
         if below and not parent:
-            why = REASONS.get(below.partition(".")[0], f"{CONTEXT} torch")
-            raise ImportError(f"ms.{below} is not supported by msctx: {why}", name=name)
+            raise ImportError(why_absent(below), name=name)
 
 
 sys.meta_path.append(_NoModules)  # last: it finds modules that no other finder has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from msctx.errors import Diagnostic, OptionError, nearest
@@ -178,6 +179,7 @@ def _shown(group: str, key: str, unset: Any) -> Any:
 
 
 globals().update(absent_names.OF_CONTEXT)
+__getattr__ = partial(absent_names.no_attribute, __name__)
 
 __all__ = [
     "COMPATIBLE",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import keys_and_rules as keys
-from msctx.mindspore.absent_names import of
+from msctx.mindspore.absent_names import no_attribute, of
 from msctx.setter_functions import build
 
 cpu: Any
@@ -35,3 +36,4 @@ for _part in ("ascend.op_tuning", "ascend.op_debug"):
     vars(sys.modules[f"{__name__}.{_part}"]).update(of(f"device_context.{_part}"))
 for _kind, _word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
     _ask(sys.modules[f"{__name__}.{_kind}"], _word)
+__getattr__ = partial(no_attribute, __name__)

@@ -213,8 +213,8 @@ def store(options: Mapping[str, Any], what: str) -> None:
     BASE.start()
     if given := {name: value for name, value in options.items() if value is not UNSET}:
         settings = make_layer(given, origin(what)).settings.values()
-        word = next((setting.value for setting in settings if setting.option.name == "device_target"), None) or target()
-        if not is_here(word):
+        word = next((setting.value for setting in settings if setting.option.name == "device_target"), before := target())
+        if not (is_here(word) or (word == before and BASE.plan.missing)):  # else it was told
             text = "device not available; what is set is planned, and waits for a machine with that device"
             warn(f"device_target={word!r}: {text}")
         set_options(given, what, absent=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import keys_and_rules as keys
-from msctx.mindspore.absent_names import SETTINGS, Absent, of
+from msctx.mindspore.absent_names import SETTINGS, Absent, no_attribute, of
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
 from msctx.outside_dynamo import outside_dynamo
@@ -110,6 +111,7 @@ def memory_stats() -> dict[str, int]:
 # --- not supported --------------------------------------------------------------------------------------------------
 
 globals().update(of("runtime"))
+__getattr__ = partial(no_attribute, __name__)
 
 
 def set_cpu_affinity(enable_affinity: bool, affinity_cpu_list: Any = None, module_to_cpu_dict: Any = None) -> None:

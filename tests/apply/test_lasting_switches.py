@@ -97,4 +97,7 @@ def test_the_number_of_inter_op_threads_stays(passes):
         assert (row.status, dict(row.assignments)) == ("refused", {}) and f"{found + 3} stays in force" in row.reason, row
         assert f"operators, and only once in a process: {found + 3} stays in" in text, text
         refused(lambda: msctx.set_context(strict=True, **late), "can only be set before")
+        with warnings.catch_warnings(record=True) as issued:
+            [msctx.set_context(**options) for options in (late, {"max_call_depth": 9})]
+        assert len(issued) == 1, issued
     """)
