@@ -22,15 +22,15 @@ with collected_later():
         ScopeError,
         StrictError,
     )
-    from msctx.process_state import diff, state
+    from msctx.state_and_environment import diff, state
 
 if TYPE_CHECKING:
-    from msctx.graph.gradient_functions import grad as grad
-    from msctx.graph.gradient_functions import value_and_grad as value_and_grad
+    from msctx.graph.grad_and_value_and_grad import grad as grad
+    from msctx.graph.grad_and_value_and_grad import value_and_grad as value_and_grad
     from msctx.graph.graph_mode import jit as jit
     from msctx.graph.report import Graphs
+    from msctx.native.computed_precisions import Precisions
     from msctx.native.policy_and_choices import Choices
-    from msctx.native.precisions import Precisions
 
 __all__ = [
     "DeviceError",
@@ -72,9 +72,9 @@ def choices() -> Choices:
 
 def precisions() -> Precisions:
     """In which dtype each operator of this process computed under a precision policy, and by which option."""
-    from msctx.native import precisions
+    from msctx.native import computed_precisions
 
-    return precisions.of_process()
+    return computed_precisions.of_process()
 
 
 def graphs() -> Graphs:
@@ -124,12 +124,12 @@ _LATER = {
     **dict.fromkeys(("device_context", "mindspore", "run", "runtime"), ""),
     **dict.fromkeys(("get_current_device", "set_device", "set_deterministic", "set_recursion_limit"), "setter_functions"),
     "Print": "observers.printing",
-    "grad": "graph.gradient_functions",
+    "grad": "graph.grad_and_value_and_grad",
     "jit": "graph.graph_mode",
     "parse_print": "observers.printing",
-    "session": "context.session",
+    "session": "context.session_run",
     "set_dump": "observers.dump",
-    "value_and_grad": "graph.gradient_functions",
+    "value_and_grad": "graph.grad_and_value_and_grad",
 }
 """A public name → its file; ``""``: it is one."""
 

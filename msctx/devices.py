@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.native import core, memory, ranks
+from msctx.native import core, memory, ranks_and_process_group
 from msctx.themes import INVARIANT, NEED_CORE, Facts
 
 CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
@@ -83,7 +83,7 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
         from msctx.switches import torch_compiler
 
         inductor = torch_compiler.obstacle("batch_invariant")
-    rank = ranks.known_rank() if "seed_by_rank" in settings else None
+    rank = ranks_and_process_group.known_rank() if "seed_by_rank" in settings else None
     emulates = os.environ.get(CUBLAS, "0")
     cublas = f"{CUBLAS}={emulates}" if emulates not in ("", "0") else ""
     return Facts(

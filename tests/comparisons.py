@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import msctx
-from msctx.compare import benchmark_cases
+from msctx.compare import timed_cases
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.result import Cell, Row
-from msctx.compare.workload_file import NetworkLayer, Product, Workload, dump, parse
+from msctx.compare.layer_workload_file import NetworkLayer, Product, Workload, dump, parse
+from msctx.compare.result_and_recommendation import Cell, Row
 from msctx.native import build
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json_ini import parse as parse_yaml
@@ -103,10 +103,10 @@ def of_layers(
     return read(str(folder / "mine.yaml"), Given())
 
 
-def _cases(of: Comparison) -> Iterator[benchmark_cases.Case]:
+def _cases(of: Comparison) -> Iterator[timed_cases.Case]:
     assert of.layers is not None
     for layer in of.layers.layers:
-        yield from benchmark_cases.of_layer(layer, of.keys.directions, torch.device("cpu"))
+        yield from timed_cases.of_layer(layer, of.keys.directions, torch.device("cpu"))
 
 
 def measured(of: Comparison, speeds: Sequence[tuple[float, float]]) -> list[Row]:

@@ -35,7 +35,7 @@ from msctx.context.process_wide import BASE
 from msctx.native import build, tuning_file, tuning_in_core
 from msctx.options.layer_sources import PREFIX, RESERVED
 from msctx.switches import EXACT, SWITCHES
-from msctx.torch_config import override, put_override
+from msctx.torch_config_overrides import override, put_override
 
 pytest_plugins = ["tiers"]  # which test belongs to which tier, and what a tier may start
 

@@ -21,7 +21,7 @@ from msctx.errors import MsctxError
 from msctx.options import OPTIONS, Option, device_of
 from msctx.options.kinds import Bool, Choice, Flag, Int, MemoryKind, Share
 from msctx.switches import SWITCHES
-from msctx.torch_config import override, put_override
+from msctx.torch_config_overrides import override, put_override
 
 State = Callable[[], dict[str, Any]]
 Example = Callable[[], AbstractContextManager[None]]

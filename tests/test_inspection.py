@@ -14,7 +14,7 @@ import torch
 
 import msctx
 from msctx.errors import FileError
-from msctx.process_state import FAMILIES, UNRECORDED, command_line, environment, library_version, read_record, variables
+from msctx.state_and_environment import FAMILIES, UNRECORDED, command_line, environment, library_version, read_record, variables
 from msctx.switches import SWITCHES
 
 

@@ -44,7 +44,7 @@ def test_every_option_is_translated() -> None:
 
 
 def test_every_file_of_themes_is_one() -> None:
-    files = {p.stem for p in (PACKAGE / "themes").glob("*.py")} - {"__init__", "base", "common", "graph_kernel_flags"}
+    files = {p.stem for p in (PACKAGE / "themes").glob("*.py")} - {"__init__", "base", "shared_by_themes", "graph_kernel_flags"}
     assert files == {theme.__name__.rpartition(".")[2] for theme in THEMES}
 
 
@@ -135,7 +135,7 @@ def test_switches_are_declared_soundly() -> None:
 LAYERS = (
     ("_version", "errors", "import_hooks", "shipped", "tables"),
     ("outside_dynamo", "deferred_interrupts"),
-    ("notices", "options", "torch_config"),
+    ("notices", "options", "torch_config_overrides"),
     ("themes", "native"),
     ("memory",),
     ("observers",),
@@ -144,7 +144,7 @@ LAYERS = (
     ("devices", "plan"),
     ("amp", "reference"),
     ("context",),
-    ("at_start", "process_state", "setter_functions"),
+    ("at_start", "state_and_environment", "setter_functions"),
     ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
     ("compare", "verify"),
@@ -154,7 +154,7 @@ LAYERS = (
 )
 """From below: a module imports only what is further below, and its own package. A new module needs its place here."""
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-ROOT_RANK = RANKS["process_state"]
+ROOT_RANK = RANKS["state_and_environment"]
 """msctx itself, which imports the context and the inspection."""
 ONLY = {
     "switches": {
@@ -166,7 +166,7 @@ ONLY = {
         "observers",
         "deferred_interrupts",
         "tables",
-        "torch_config",
+        "torch_config_overrides",
     }
 }
 WITHOUT_TORCH = ("_version", "errors", "options", "plan", "reference", "schema", "themes")

@@ -21,7 +21,7 @@ import typer
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
 from msctx.cli import machine_commands as machine
-from msctx.cli import option_commands as options
+from msctx.cli import option_file_and_state_commands as options
 from msctx.cli import run_commands as runs
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError

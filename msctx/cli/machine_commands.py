@@ -14,15 +14,15 @@ import typer
 
 from msctx import devices
 from msctx.cli import output
-from msctx.cli.arguments import Json, Texts, option
+from msctx.cli.arguments_and_completion import Json, Texts, option
 from msctx.cli.output import NO_CANN, emit
 from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.native import build as native
 from msctx.native import cachedir, core, tuning_file, tuning_in_core
 from msctx.native.cuda import compiled_kernels as kernels
 from msctx.native.cuda.compiled_kernels import ARCHS
-from msctx.process_state import library_version
 from msctx.run.experiment_and_entry import read
+from msctx.state_and_environment import library_version
 
 TESTED_TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""

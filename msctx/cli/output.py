@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -19,9 +18,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from msctx.errors import Diagnostic, FileError
 from msctx.plan import Plan
-from msctx.run.record import plain, unwritten
+from msctx.run.record import plain
 from msctx.themes.base import STAYS
 
 T = TypeVar("T")
@@ -249,18 +247,3 @@ def print_text(text: str) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         raise typer.Exit from None
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file for the user, never over another one.
-
-    Raises:
-        FileError: the file exists already, or cannot be written.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))]) from None
-    except (OSError, ValueError) as error:
-        raise unwritten(path, error) from None

@@ -13,19 +13,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from msctx.cli import arguments, output
-from msctx.cli.arguments import Entry, Json, Texts, Words, argument, option
-from msctx.cli.output import emit, print_text, write_new
+from msctx.cli import output
+from msctx.cli.arguments_and_completion import Entry, Json, Texts, Words, argument, complete_setting, complete_subject, option
+from msctx.cli.option_file_and_state_commands import write_new
+from msctx.cli.output import emit, print_text
 from msctx.context.plans import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layer_sources import flatten, presets
-from msctx.process_state import command_line
 from msctx.run import sweep as sweeping
 from msctx.run.experiment_and_entry import file_of, prepare_environment, read, resolve, subject_of
 from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record, why
 from msctx.run.runner import run_experiment, terminable
-from msctx.verify.runs import sides
+from msctx.state_and_environment import command_line
+from msctx.verify.run_processes import sides
 
 
 def run(
@@ -33,9 +34,7 @@ def run(
     overrides: Words = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
-    sweep: Annotated[
-        Texts, option("KEY=A,B", "Run once per value, or combination of values.", arguments.complete_setting)
-    ] = None,
+    sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", complete_setting)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: resume; failed points run again.")] = False,
     engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
     job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
@@ -149,7 +148,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 def execute(
     words: Annotated[
         list[str],
-        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", arguments.complete_setting),
+        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", complete_setting),
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
 ) -> None:
@@ -179,11 +178,9 @@ def execute(
 
 
 def compare(
-    subject: Annotated[
-        str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", arguments.complete_subject)
-    ],
+    subject: Annotated[str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", complete_subject)],
     overrides: Words = None,
-    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", arguments.complete_setting)] = None,
+    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", complete_setting)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less time for each row, the largest first.")] = False,
     out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
@@ -200,7 +197,7 @@ def compare(
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import report
     from msctx.compare.comparison import run
-    from msctx.compare.result import as_csv, below
+    from msctx.compare.result_and_recommendation import as_csv, below
 
     with (
         redirect_stdout(sys.stderr),
@@ -234,9 +231,9 @@ def capture(
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
-    from msctx.compare.benchmark_cases import load
-    from msctx.compare.workload_file import DTYPES, dump
-    from msctx.compare.workload_from_model import capture as captured
+    from msctx.compare.layer_workload_file import DTYPES, dump
+    from msctx.compare.layers_of_model import capture as captured
+    from msctx.compare.timed_cases import load
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from msctx.compare import benchmark_cases as subjects
-from msctx.compare.benchmark_cases import Case, error_of, load
+from msctx.compare import timed_cases as subjects
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
-from msctx.compare.result import INTERRUPTED, Cell, Result, Row, result_of
+from msctx.compare.result_and_recommendation import INTERRUPTED, Cell, Result, Row, result_of
+from msctx.compare.timed_cases import Case, error_of, load
 from msctx.compare.timing import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
@@ -24,11 +24,11 @@ from msctx.options import make_layer
 from msctx.options.algorithm_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_policy import PRECISION
 from msctx.plan import DONE
-from msctx.process_state import environment
 from msctx.run.launch import run_point
 from msctx.run.record import why
 from msctx.run.runner import terminable
 from msctx.run.sweep import words_of
+from msctx.state_and_environment import environment
 
 TORCH, AGAIN = "", "\0"
 """torch's own path and its control (A/A) among names of choices, which are never these."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msctx.compare import workload_file
-from msctx.compare.workload_file import Workload
+from msctx.compare import layer_workload_file
+from msctx.compare.layer_workload_file import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
@@ -195,7 +195,7 @@ class _Reading:
     def _workload(self, name: str) -> Workload | None:
         beside = self.path.parent / name if self.path else None
         try:
-            return workload_file.read(str(beside) if beside is not None and beside.is_file() else name)
+            return layer_workload_file.read(str(beside) if beside is not None and beside.is_file() else name)
         except (OptionError, FileError) as error:
             mark = self.document.mark(("compare", "workload"))
             self.problems += [

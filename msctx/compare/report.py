@@ -13,7 +13,7 @@ import jinja2
 from rich.table import Table
 from rich.text import Text
 
-from msctx.compare.result import Cell, Result, Row
+from msctx.compare.result_and_recommendation import Cell, Result, Row
 from msctx.compare.timing import is_faster, margin
 from msctx.tables import grid, in_words
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from msctx.amp import GradScaler
     from msctx.context.bound_functions import Bound
+    from msctx.native.computed_precisions import Precisions
     from msctx.native.policy_and_choices import Choices
-    from msctx.native.precisions import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -209,9 +209,9 @@ class Context:
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        from msctx.native import precisions
+        from msctx.native import computed_precisions
 
-        return counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
+        return counted(self, computed_precisions.Tally, computed_precisions.Tally.precisions, computed_precisions.Precisions())
 
     def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.

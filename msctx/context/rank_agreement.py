@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from msctx._version import __version__
 from msctx.errors import StrictError, user_frame
-from msctx.native import ranks
-from msctx.native.ranks import in_words
+from msctx.native import ranks_and_process_group
+from msctx.native.ranks_and_process_group import in_words
 from msctx.notices import warn
 from msctx.options.algorithm_policy import plain
 from msctx.plan import Plan
@@ -42,7 +42,7 @@ def check(plan: Plan) -> None:
     Raises:
         StrictError: they differ, and the plan is strict or has ``fallback="error"``. Nothing was changed.
     """
-    group = ranks.run()
+    group = ranks_and_process_group.run()
     if not group or group in _compared:
         return
     _compared.add(group)
@@ -51,7 +51,7 @@ def check(plan: Plan) -> None:
     timer.daemon = True
     timer.start()
     try:
-        found: list[Values] = ranks.gathered(_values(plan))
+        found: list[Values] = ranks_and_process_group.gathered(_values(plan))
     finally:
         timer.cancel()
     if lines := [*_differences(found)]:

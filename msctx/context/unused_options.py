@@ -10,7 +10,7 @@ from msctx.native import watched_models
 from msctx.native.counter_lifetimes import MET
 from msctx.options import Setting, option_of
 from msctx.plan import Plan, Row
-from msctx.themes.common import ALONE, SPEED_UP
+from msctx.themes.shared_by_themes import ALONE, SPEED_UP
 
 ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
 """The switches that act on any watched model: in graph mode memory_optimize_level is the compiler's."""

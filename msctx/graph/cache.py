@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cachedir, core, ranks
+from msctx.native import cachedir, core, ranks_and_process_group
 from msctx.notices import warn
 from msctx.observers import slots_and_files as files
 from msctx.observers.slots_and_files import Slot
@@ -44,7 +44,7 @@ IDLE = 30 * 60
 def root_of(wanted: CompileCache) -> Path:
     """The folder that the options name, relative to the current working directory."""
     path = wanted.path or (os.environ.get("ASCEND_CACHE_PATH") or "~/atc_data" if wanted.kernels else ".")
-    inner = "kernel_cache" if wanted.kernels else f"rank_{ranks.rank_or_0()}"
+    inner = "kernel_cache" if wanted.kernels else f"rank_{ranks_and_process_group.rank_or_0()}"
     return Path(os.path.abspath(os.path.expandvars(os.path.expanduser(path)))) / inner
 
 

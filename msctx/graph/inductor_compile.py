@@ -28,7 +28,7 @@ from msctx.graph.inductor_passes import own_code
 from msctx.notices import warn
 from msctx.options.switch_values import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
-from msctx.torch_config import forced
+from msctx.torch_config_overrides import forced
 
 
 class Way:

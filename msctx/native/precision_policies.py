@@ -24,7 +24,7 @@ from msctx.errors import NativeError
 from msctx.native import core, watched_models
 from msctx.native.watched_models import Model
 from msctx.options.precision_policy import CLASS_OF, GRADIENTS, Precision, PrecisionRule, precision_of
-from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
+from msctx.torch_config_overrides import NOTHING, Forced, is_threads_own, override, put_override
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")

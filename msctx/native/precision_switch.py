@@ -17,9 +17,9 @@ from torch.utils import checkpoint
 
 from msctx import notices
 from msctx.native import core, counter_lifetimes, module_tracker, precision_in_modules_and_optimizers, precision_policies
+from msctx.native.computed_precisions import Tally, numbers
 from msctx.native.counter_lifetimes import Held
 from msctx.native.precision_policies import DEVICES, Policy, here, install, words
-from msctx.native.precisions import Tally, numbers
 from msctx.outside_dynamo import passed_over
 
 

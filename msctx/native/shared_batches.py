@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native.counter_lifetimes import Held
-from msctx.native.ranks import is_worker, module, of_first, rank, run
+from msctx.native.ranks_and_process_group import is_worker, module, of_first, rank, run
 
 
 class _Here(threading.local):

@@ -15,7 +15,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError
-from msctx.native import build, core, memory, ranks, tuning_file
+from msctx.native import build, core, memory, ranks_and_process_group, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.core import Core
 from msctx.native.tuning_file import GRAPH, Entry, Groups, Key, Stamp, stamp
@@ -53,7 +53,7 @@ class _Table:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
-        known = ranks.of_first(known) if self.run else known
+        known = ranks_and_process_group.of_first(known) if self.run else known
         for row in reversed([row for row in known if row["direction"] == GRAPH]):  # the first holds
             entry = Entry(**{one.name: row[one.name] for one in fields(Entry)})
             self.graphs[entry.key] = entry
@@ -74,7 +74,7 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
         if not _tables:
             library.c.msctx_ask_before_measuring(permission)
             atexit.register(keep, library)
-        path, run = tuning_file.location(given), 0 if only_records else ranks.run()
+        path, run = tuning_file.location(given), 0 if only_records else ranks_and_process_group.run()
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
         if not only_records:
             found.refresh(library)
@@ -105,7 +105,7 @@ def _merge(one: _Table, entries: list[Entry]) -> None:
 
 def _of_graphs(given: str | None) -> _Table | None:
     """The table that a policy has made when it came into force: to make one here might wait for other ranks."""
-    return _tables.get((tuning_file.location(given), ranks.run(), "cpu"))
+    return _tables.get((tuning_file.location(given), ranks_and_process_group.run(), "cpu"))
 
 
 def graph(given: str | None, key: Key) -> Entry | None:
@@ -177,7 +177,7 @@ def permission(number: int) -> int:
     if SHARE_LEFT[[*_tables.values()][number - 1].place]() < 0.2:  # what is tried takes memory of its own
         return Permission.LATER
     _progress(library)
-    rank = ranks.rank()
+    rank = ranks_and_process_group.rank()
     if is_busy() and rank in (None, 0):  # all ranks choose alike
         return Permission.BUSY if rank is None else Permission.LATER
     return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK

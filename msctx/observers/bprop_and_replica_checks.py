@@ -27,7 +27,7 @@ from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
 from msctx.native import watched_models
 from msctx.native.counter_lifetimes import Held
-from msctx.native.ranks import in_words
+from msctx.native.ranks_and_process_group import in_words
 from msctx.observers import steps
 from msctx.observers.slots_and_files import OfThread, Slot
 

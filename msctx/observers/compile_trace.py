@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.native import core, ranks
+from msctx.native import core, ranks_and_process_group
 from msctx.observers import slots_and_files as files
 from msctx.observers.slots_and_files import Slot
 from msctx.options.switch_values import GraphFiles, Kernels
@@ -221,7 +221,7 @@ class Writer(Handler):
     @property
     def folder(self) -> Path:
         """A process may join a process group after the context began."""
-        rank = ranks.known_rank()
+        rank = ranks_and_process_group.known_rank()
         return self._root if rank is None else self._root / f"rank_{rank}"
 
     def keep(self, name: str, text: str, metadata: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.native import ranks, watched_models
+from msctx.native import ranks_and_process_group, watched_models
 from msctx.native.module_tracker import Call
 from msctx.observers import module_paths, operator_events, steps
 from msctx.observers import slots_and_files as files
@@ -83,7 +83,7 @@ class MindSpore:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            place = self._folder / f"rank_{ranks.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
+            place = self._folder / f"rank_{ranks_and_process_group.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind = kind_of(row["operator"])
             name = f"{kind}-op{row['id']}"
@@ -184,9 +184,8 @@ class MsProbe:
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
             if self._place is None:
-                self._place = files.reserve(
-                    self._folder / f"step{row['step']}" / f"rank{ranks.rank_or_0()}", partial(Path.mkdir, parents=True)
-                )
+                folder = self._folder / f"step{row['step']}" / f"rank{ranks_and_process_group.rank_or_0()}"
+                self._place = files.reserve(folder, partial(Path.mkdir, parents=True))
             kind, is_backward = kind_of(row["operator"]), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"
@@ -276,7 +275,7 @@ class DumpReader(Reader):
 
     @property
     def _is_of_rank(self) -> bool:
-        return not self.settings.ranks or ranks.rank_or_0() in self.settings.ranks
+        return not self.settings.ranks or ranks_and_process_group.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:

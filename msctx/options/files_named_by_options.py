@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from msctx.errors import Diagnostic
-from msctx.options.document import Document, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import (
     AnyText,
@@ -34,6 +33,7 @@ from msctx.options.kinds import (
     where,
 )
 from msctx.options.precision_policy import CANN, Operator, resolve
+from msctx.options.values_with_places import Document, read_file
 from msctx.options.yaml_json_ini import parse_ini, parse_json
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
-from msctx.options.document import read_file, scalar
 from msctx.options.kinds import INVALID, Bool, Choice, Int, Keys, check, dotted, nowhere, show
 from msctx.options.option import Option, Setting
 from msctx.options.rules import YIELDING, Excludes, about
 from msctx.options.settings import Layer
+from msctx.options.values_with_places import read_file, scalar
 from msctx.shipped import CONFIGS
 
 OPTIONS: dict[str, Option] = {}

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.document import Document, Span, read_file, scalar
 from msctx.options.kinds import BadValue, Keys, show
+from msctx.options.values_with_places import Document, Span, read_file, scalar
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")

@@ -19,10 +19,10 @@ from typing import Any
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.document import Document
 from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
 from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets, wrong_section
 from msctx.options.registry import from_text
+from msctx.options.values_with_places import Document
 from msctx.options.yaml_json_ini import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS, shipped

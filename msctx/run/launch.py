@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, StrictError, nearest
-from msctx.native import ranks
+from msctx.native import ranks_and_process_group
 from msctx.notices import warn
 from msctx.options import Layer, find, layer_sources
 from msctx.options.layer_sources import presets
@@ -153,7 +153,7 @@ def is_one_of_several() -> bool:
 
 def rank() -> int:
     """The number of this process in its run; 0 where it is alone."""
-    return ranks.rank_or_0() if is_one_of_several() else 0
+    return ranks_and_process_group.rank_or_0() if is_one_of_several() else 0
 
 
 def record(out: str | None, parent: str, name: str) -> Record:

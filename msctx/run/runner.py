@@ -25,10 +25,10 @@ from msctx.graph.report import explained
 from msctx.native import counter_lifetimes, tuning_file, tuning_in_core
 from msctx.options.layer_sources import collected
 from msctx.plan import Plan
-from msctx.process_state import diff, environment, state
 from msctx.run import launch
 from msctx.run.experiment_and_entry import Experiment, in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
+from msctx.state_and_environment import diff, environment, state
 
 
 class Terminated(BaseException):

@@ -18,9 +18,9 @@ import yaml
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, OptionError, nearest, text_of
 from msctx.options import OPTIONS, find
-from msctx.options.document import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
+from msctx.options.values_with_places import scalar
 from msctx.run.experiment_and_entry import Experiment, flow
 from msctx.run.launch import command, run_point
 from msctx.run.record import Record, plain, result_of, resumed, written

@@ -21,12 +21,12 @@ with collected_later():
         torch_core,
         torch_cuda,
         torch_npu,
-        torch_precision,
+        torch_tf32,
     )
     from msctx.switches.base import EXACT, Switch
 
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
-    *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, msctx_own)),
+    *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_tf32, torch_cuda, environment, msctx_own)),
     (mkl.has_mkl, mkl.SWITCHES),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *msctx_own.OF_CUDA)),
     (process_groups.has_groups, process_groups.SWITCHES),

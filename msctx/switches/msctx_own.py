@@ -32,6 +32,7 @@ _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread
 
 
 _reader = partial(slot, load=core.load)  # of what the native core collects
+_FOUR = "msctx.observers.errors_overflow_recorder_watchdog:"
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -94,10 +95,10 @@ SWITCHES = (
     _part("models.gathered_ahead_forward", "msctx.memory.ddp_and_fsdp_communication:FORWARD."),
     _part("models.gathered_ahead_backward", "msctx.memory.ddp_and_fsdp_communication:BACKWARD."),
     _reader("observers.dump", "msctx.observers.dump:SLOT"),
-    _reader("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
-    _reader("observers.errors", "msctx.observers.failures:ERRORS"),
-    _reader("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
-    _reader("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
+    _reader("observers.overflow", _FOUR + "OVERFLOWS"),
+    _reader("observers.errors", _FOUR + "ERRORS"),
+    _reader("observers.recorder", _FOUR + "RECORDER", lambda: report.of_process().as_dicts()),
+    _reader("observers.watchdog", _FOUR + "WATCHDOG"),
     _reader("observers.deterministic_except", "msctx.observers.deterministic_except:EXCEPTED"),
     slot("observers.print_file", "msctx.observers.printing:SLOT"),
     slot("observers.replicas", "msctx.observers.bprop_and_replica_checks:SLOT"),

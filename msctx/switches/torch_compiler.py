@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch._logging._internal import log_registry
 
-from msctx.graph import gradient_functions, graph_mode, inductor_passes, report
+from msctx.graph import grad_and_value_and_grad as gradients
+from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
-from msctx.native import precision_policies, ranks
+from msctx.native import precision_policies, ranks_and_process_group
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, Texts, of, slot
-from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
+from msctx.torch_config_overrides import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class _TraceFolder(Forced):
 
 
 def _of_rank(path: str | None) -> str | None:
-    rank = ranks.known_rank()
+    rank = ranks_and_process_group.known_rank()
     return path and os.path.abspath(os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"])))
 
 
@@ -285,9 +286,7 @@ SWITCHES = (
         lambda on: graph_mode.put_back(graph_mode.outermost if on else None),
         state=(graph_mode.found, graph_mode.put_back),
     ),
-    Switch(
-        "graph.grad_for_scalar", lambda: gradient_functions.for_scalars, partial(setattr, gradient_functions, "for_scalars")
-    ),
+    Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, partial(setattr, gradients, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),

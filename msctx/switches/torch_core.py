@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import _C
 
-from msctx.native import core, module_tracker, ranks
+from msctx.native import core, module_tracker, ranks_and_process_group
 from msctx.switches.base import LateError, Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def of_rank(seed: int, rank: int) -> int:
 
 def _seed(requested: int | dict[str, Any]) -> None:
     """Sow a seed; or, of a ``seed`` that is to differ ``by_rank``, what is derived for this process."""
-    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], ranks.rank_or_0())
+    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], ranks_and_process_group.rank_or_0())
     random.seed(seed)
     numpy.random.seed(seed if isinstance(requested, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
     # every device; workers of a DataLoader draw theirs from it. Without an accelerator manual_seed formats three tracebacks.

@@ -5,7 +5,7 @@ from msctx.options.precision_policy import PRECISION
 from msctx.themes import (
     cache,
     cann_session,
-    convolution,
+    convolution_and_algorithm_policy,
     debug,
     determinism,
     device_and_threads,
@@ -18,14 +18,14 @@ from msctx.themes import (
     tuning,
 )
 from msctx.themes.base import AS_FOUND, Facts, On, Outcome, as_it_is, inert, refused
-from msctx.themes.convolution import BY_NAME, INVARIANT, NATIVE
+from msctx.themes.convolution_and_algorithm_policy import BY_NAME, INVARIANT, NATIVE
 from msctx.themes.memory import POOL, SHOW_FREE
 from msctx.themes.observe import OBSERVERS
 from msctx.themes.tuning import TUNING
 
 THEMES = (
-    *(device_and_threads, determinism, memory, convolution, matmul_and_tf32, precision, tuning, graph, cache, observe, debug),
-    *(distributed, cann_session),
+    *(device_and_threads, determinism, memory, convolution_and_algorithm_policy, matmul_and_tf32, precision, tuning, graph),
+    *(cache, observe, debug, distributed, cann_session),
 )
 THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}
 for theme in THEMES:

@@ -11,7 +11,7 @@ from msctx.options.option import Option, session_option
 from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, Rule, When
 from msctx.options.switch_values import CompileCache
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, once
-from msctx.themes.common import LEFT_TO_NPU, with_graphs
+from msctx.themes.shared_by_themes import LEFT_TO_NPU, with_graphs
 
 KEEPS = When("op_compiler_cache_mode", ("enable", "force"))
 

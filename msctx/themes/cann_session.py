@@ -13,11 +13,11 @@ from msctx.options.kinds import AnyText, Bool, Choice, DictOf, Flag, Int, Text, 
 from msctx.options.option import ASCEND, Option, ascend_option, extension, session_option
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
-from msctx.themes import common
+from msctx.themes import shared_by_themes as shared
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused
-from msctx.themes.common import ALONE, GRAPHS, with_graphs
 from msctx.themes.graph import LEVEL, compilation
 from msctx.themes.precision import POLICY, PRECISION_MODES, PRECISION_MODES_V2, policy
+from msctx.themes.shared_by_themes import ALONE, GRAPHS, with_graphs
 
 # fmt: off
 OPTIONS = (
@@ -122,7 +122,7 @@ OWN_COPIES = (
 
 # --- CANN's graph engine ------------------------------------------------------------------------------------------------
 
-SENT = {*common.WITH_GRAPHS, *common.WITH_ENGINE, *common.DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
+SENT = {*shared.WITH_GRAPHS, *shared.WITH_ENGINE, *shared.DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
@@ -184,7 +184,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             if value == "l2_optimize" and on.get("env_config_path.sys.mem_reuse") is False:
                 why = "env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one"
                 return inert(f"overridden by {why}")
-            return honoured(dict.fromkeys(REUSE, value == "l2_optimize") | common.apart(on), "in compiled code")
+            return honoured(dict.fromkeys(REUSE, value == "l2_optimize") | shared.apart(on), "in compiled code")
         case "stream_max_parallel_num":
             is_one = {int(pair.rpartition(":")[2]) for pair in value.split(",")} == {1}
             return honoured(cause=ONE_QUEUE) if is_one else refused(ONE_QUEUE, "use streams in the program")
@@ -214,14 +214,14 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
         return inert("ge_options goes to CANN's graph engine, which only Ascend has")
     level = setting.option.name.removeprefix("ge_options.")
     if level == "global":
-        assignments, how = {"torch.npu.engine_options": common.engine_options(on)}, common.ONCE
+        assignments, how = {"torch.npu.engine_options": shared.engine_options(on)}, shared.ONCE
     else:
         assignments, how = with_graphs(on), "torchair has one session: they go with each graph"
-    left = common.sendable(setting.value, level)
+    left = shared.sendable(setting.value, level)
     lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
     unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]
     pinned = [
-        f"{key}={common.PINNED[key]}" for key in unsent if common.PINNED.get(key, setting.value[key]) != setting.value[key]
+        f"{key}={shared.PINNED[key]}" for key in unsent if shared.PINNED.get(key, setting.value[key]) != setting.value[key]
     ]
     overwrites = reason(
         f"torchair overwrites {', '.join(lost)} in the engine", "set them in ge_options.session, which goes with each graph"

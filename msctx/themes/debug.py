@@ -11,7 +11,7 @@ from msctx.options.option import Option, session_option
 from msctx.options.precision_policy import resolve
 from msctx.options.rules import Excludes, Needs, Rule, When
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined
-from msctx.themes.common import apart, debug_words, engine_options, kernels, with_graphs
+from msctx.themes.shared_by_themes import apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
     "op_debug_config",

@@ -10,7 +10,7 @@ from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
 from msctx.options.switch_values import DeterministicExcept
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, reason, refused
-from msctx.themes.convolution import assignments_of, conv_policy
+from msctx.themes.convolution_and_algorithm_policy import assignments_of, conv_policy
 
 # fmt: off
 OPTIONS = (

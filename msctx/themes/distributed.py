@@ -9,7 +9,7 @@ from msctx.options.kinds import Bool, Choice, Int, TextKind
 from msctx.options.option import ascend_option, session_option
 from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused
-from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
+from msctx.themes.shared_by_themes import LEFT_TO_NPU, SPEED_UP, apart
 
 
 def _renamed(name: str) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from msctx.options.switch_values import ALL, TWINS, WITHOUT_A_TWIN, Compilation,
 from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused
 from msctx.themes.cache import cache
-from msctx.themes.common import ALONE, GRAPHS, ONCE, apart, engine_options, search
-from msctx.themes.convolution import POLICY, conv_policy, only_records, raced, requested_of
+from msctx.themes.convolution_and_algorithm_policy import POLICY, conv_policy, only_records, raced, requested_of
 from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
+from msctx.themes.shared_by_themes import ALONE, GRAPHS, ONCE, apart, engine_options, search
 
 GEARS = (When("input_shape"), When("dynamic_dims"), When("dynamic_node_type", (0, 1)))
 

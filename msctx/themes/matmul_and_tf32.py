@@ -10,8 +10,7 @@ from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused
-from msctx.themes.common import DIGITS, with_graphs
-from msctx.themes.convolution import (
+from msctx.themes.convolution_and_algorithm_policy import (
     ALGORITHMS,
     CHOOSING,
     NO_OTHER,
@@ -31,6 +30,7 @@ from msctx.themes.convolution import (
     requested_of,
     unmeasured,
 )
+from msctx.themes.shared_by_themes import DIGITS, with_graphs
 
 JAX = {
     "F32_F32_F32": "strict",

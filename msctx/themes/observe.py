@@ -14,7 +14,7 @@ from msctx.options.option import SESSION, Option, ascend_option, extension, sess
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_set
 from msctx.options.switch_values import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused
-from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
+from msctx.themes.shared_by_themes import LEFT_TO_NPU, apart, with_graphs
 
 DUMPS = When("session.enable_dump", TRUE)
 

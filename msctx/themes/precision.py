@@ -24,7 +24,7 @@ from msctx.options.precision_policy import (
 )
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused
-from msctx.themes.common import PINNED
+from msctx.themes.shared_by_themes import PINNED
 
 MIXED = (
     When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),

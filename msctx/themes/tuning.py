@@ -6,9 +6,9 @@ from msctx.options import Setting
 from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
-from msctx.themes import common
+from msctx.themes import shared_by_themes as shared
 from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, reason, refused
-from msctx.themes.convolution import assignments_of, detail, obstacle, requested
+from msctx.themes.convolution_and_algorithm_policy import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
 # fmt: off
@@ -67,7 +67,7 @@ MEASURED = f"each {{}} is measured once, for tuning_file; {SEARCHED}"
 
 def translate(on: On, setting: Setting) -> Outcome | None:
     """The outcome of one of these options."""
-    what = common.job(on)
+    what = shared.job(on)
     if setting.option.name == "tuning_file":
         if not any(name == "performance" for _, name in requested(on)):
             fix = "set one, such as matmul_algo=performance"
@@ -79,42 +79,42 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         return hindered[0]
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
-    if what == common.OLDER:
+    if what == shared.OLDER:
         return refused("3 is known only to older CANN", "set 2")
-    if what == common.BUCKETS:
+    if what == shared.BUCKETS:
         return refused("bucket sizes are not tuned", "set bucket_cap_mb of DistributedDataParallel")
     if on.device == "ascend":
         return _by_cann(on, what)
-    if what == common.SUB_GRAPHS and on.device == "cpu":
+    if what == shared.SUB_GRAPHS and on.device == "cpu":
         return refused(ELSEWHERE)
     found = {"graph.compilation": compilation(on)}
-    if common.measured(on):
+    if shared.measured(on):
         if why := obstacle(on):
             return approximated(found, f"{why}; {SEARCHED} alone")
         found |= assignments_of(on)
     if setting.option.name == "aoe_config_file":
         parts = on.content("aoe_config_file")
-        idle = {*parts.get("tune_ops_type", ()), *parts.get("feature", ())} - {*common.TYPES}
+        idle = {*parts.get("tune_ops_type", ()), *parts.get("feature", ())} - {*shared.TYPES}
         entries = {(part, one): f"nothing is tuned for {one}" * (one in idle) for part in parts for one in parts[part]}
         return by_entry(entries, honoured(found))
-    return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == common.OPERATORS else "")
+    return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == shared.OPERATORS else "")
 
 
 def _by_cann(on: On, what: str) -> Outcome:
-    if what == common.SUB_GRAPHS:
+    if what == shared.SUB_GRAPHS:
         return refused("torchair has CANN tune only single operators", "set 2")
     return approximated(
-        {"torch.npu.graph_tuner": common.tuner(on)} | common.apart(on),
-        f"only graphs of static shape are tuned; {common.GRAPHS}",
+        {"torch.npu.graph_tuner": shared.tuner(on)} | shared.apart(on),
+        f"only graphs of static shape are tuned; {shared.GRAPHS}",
     )
 
 
 def _offline(on: On) -> Outcome:
     if on.device == "ascend":
-        if common.job_of_mode(on) != common.OPERATORS:
+        if shared.job_of_mode(on) != shared.OPERATORS:
             return refused("torch_npu records only single operators", "set 2")
-        return approximated({"torch.npu.aoe_folder": common.recorded_in(on)}, RECORDED_BY_NPU)
-    if common.job_of_mode(on) != common.OPERATORS:
+        return approximated({"torch.npu.aoe_folder": shared.recorded_in(on)}, RECORDED_BY_NPU)
+    if shared.job_of_mode(on) != shared.OPERATORS:
         return refused(ELSEWHERE if on.device == "cpu" else NOT_RECORDED)
     if why := obstacle(on):
         return refused(why)

@@ -16,7 +16,7 @@ from msctx.observers.operator_events import Row, dtype_of
 from msctx.options.algorithm_policy import RULES, rules_of
 from msctx.plan import Plan
 from msctx.run.experiment_and_entry import read
-from msctx.verify.runs import Process, Side, running
+from msctx.verify.run_processes import Process, Side, running
 
 Watch = Callable[[str], object]
 UNREAD = "not every tensor was compared: the collector reads dense ones that have values and are not quantized"

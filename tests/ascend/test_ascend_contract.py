@@ -17,7 +17,8 @@ from msctx.reference import on_device
 from msctx.switches import SWITCHES
 from msctx.switches.accelerator import DEFAULTS, NOT_EXPANDABLE
 from msctx.switches.torch_npu import ALLOW_HF32, DUMPS
-from msctx.themes import cann_session, common
+from msctx.themes import cann_session
+from msctx.themes import shared_by_themes as shared
 
 PACKAGE = machine.ROOT / "msctx"
 KEY = re.compile(r"ACL_[A-Z_]+|ALLOW_[A-Z0-9_]+|MM_BMM_ND_ENABLE|CUBE_MATH_TYPE|jitCompile\w*|mdldump\w+|autotune\w*")
@@ -126,7 +127,7 @@ def test_variables_and_settings_of_the_allocator_are_read_by_the_library(wheel):
 
 
 def test_every_key_of_the_graph_engine_is_in_its_headers_or_in_torchair(wheel):
-    ours = {OPTIONS[name].ge for name in cann_session.SENT} | common.PINNED.keys() | {*DUMPS, ALLOW_HF32, common.ALLOW_HF32}
+    ours = {OPTIONS[name].ge for name in cann_session.SENT} | shared.PINNED.keys() | {*DUMPS, ALLOW_HF32, shared.ALLOW_HF32}
     assert {"ge.jit_compile", "ac_parallel_enable", "ge.fusionSwitchFile", "ge.exec.dumpPath"} <= ours
     sources = (wheel / "include/ge/ge_api_types.h", *(wheel / "dynamo/torchair").rglob("*.py"))
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)

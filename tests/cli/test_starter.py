@@ -8,12 +8,12 @@ import pytest
 
 import msctx
 from msctx import schema
-from msctx.cli import option_commands
+from msctx.cli import option_file_and_state_commands
 from msctx.options import find
 from msctx.options.precision_policy import CHOOSABLE, precision_of, text_of
 from msctx.run.experiment_and_entry import read
 
-TEXT = option_commands.text("mine.yaml")
+TEXT = option_file_and_state_commands.text("mine.yaml")
 LINES = TEXT.splitlines()
 COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_0-9]+: ", line)]
 
@@ -58,15 +58,14 @@ ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.y
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
 def test_any_file_name_gives_a_file_that_is_taken(name):
-    path = option_commands.write(name)[0]
-    experiment = read(str(path))
-    assert experiment.name
+    path = option_file_and_state_commands.write(name)[0]
+    assert read(str(path)).name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
 
 
 def test_the_schema_lies_where_the_file_says(folder):
     (folder / "sub").mkdir()
-    path, beside, entry = option_commands.write("sub/mine.yaml")
+    path, beside, entry = option_file_and_state_commands.write("sub/mine.yaml")
     assert entry == Path("sub/train.py")
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=msctx.schema.json"
@@ -92,9 +91,9 @@ def test_an_entry_of_the_users_own_is_left_alone(folder, command):
 
 
 def test_a_second_experiment_brings_the_schema_up_to_date(folder):
-    (folder / option_commands.SCHEMA).write_text("{}", encoding="utf-8")
-    option_commands.write("mine.yaml")
-    assert (folder / option_commands.SCHEMA).read_text(encoding="utf-8") == schema.dump()
+    (folder / option_file_and_state_commands.SCHEMA).write_text("{}", encoding="utf-8")
+    option_file_and_state_commands.write("mine.yaml")
+    assert (folder / option_file_and_state_commands.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
 def test_the_list_is_what_op_select_implmode_means(tmp_path, command):

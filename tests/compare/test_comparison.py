@@ -14,7 +14,7 @@ from msctx.compare import comparison, config
 from msctx.compare import comparison as comparing
 from msctx.compare.comparison import AGAIN, run
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.result import Cell, Row
+from msctx.compare.result_and_recommendation import Cell, Row
 from msctx.compare.timing import Ratio
 from msctx.shipped import CONFIGS
 

@@ -14,7 +14,7 @@ from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
 from msctx.compare import report, timing
-from msctx.compare.result import as_csv, below, result_of
+from msctx.compare.result_and_recommendation import as_csv, below, result_of
 from msctx.compare.timing import Entrant, interleaved
 from msctx.tables import plain
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msctx.compare.config import Comparison
-from msctx.compare.result import Result, result_of
-from msctx.compare.workload_file import Product, output_of
+from msctx.compare.layer_workload_file import Product, output_of
+from msctx.compare.result_and_recommendation import Result, result_of
 from msctx.native.policy_and_choices import ConvProblem
 
 PLAIN = ConvProblem((1, 2, 6, 6), (2, 2, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0), 1, False, "float32", "channels_first")

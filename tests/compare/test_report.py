@@ -8,7 +8,7 @@ import pytest
 from comparisons import SMALL, cell, made, row
 
 from msctx.compare import report
-from msctx.compare.result import result_of
+from msctx.compare.result_and_recommendation import result_of
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from comparisons import model_file
 
-from msctx.compare.benchmark_cases import error_of, load, of_layer, of_model
-from msctx.compare.workload_file import NetworkLayer, Product, Workload, dump, output_of, parse, read
+from msctx.compare.layer_workload_file import NetworkLayer, Product, Workload, dump, output_of, parse, read
+from msctx.compare.timed_cases import error_of, load, of_layer, of_model
 from msctx.errors import EntryError
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json_ini import parse as parse_yaml

@@ -10,7 +10,7 @@ from ranks import two_ranks
 
 import msctx
 from msctx.context import rank_agreement
-from msctx.native import ranks
+from msctx.native import ranks_and_process_group
 
 BODY = """
 from msctx.context import rank_agreement
@@ -66,7 +66,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("error")
 def test_many_ranks_are_named_by_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that waits for the others for long reports where."""
-    monkeypatch.setattr(ranks, "run", lambda: -1)
+    monkeypatch.setattr(ranks_and_process_group, "run", lambda: -1)
     monkeypatch.setattr(rank_agreement, "_compared", set())
     monkeypatch.setattr(rank_agreement, "SECONDS", 0.01)
 
@@ -74,7 +74,7 @@ def test_many_ranks_are_named_by_value(monkeypatch: pytest.MonkeyPatch, capsys: 
         until(lambda: "waits for the other ranks" in capsys.readouterr().err)
         return [mine, {}, mine, {**mine, "version of torch": ("2.0", "installed")}]
 
-    monkeypatch.setattr(ranks, "gathered", gathered)
+    monkeypatch.setattr(ranks_and_process_group, "gathered", gathered)
     with pytest.raises(msctx.MsctxWarning) as caught:
         rank_agreement.check(msctx.context(deterministic="ON").plan)
     text = str(caught.value)

@@ -11,7 +11,7 @@ from context_helpers import State, in_thread, threads
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError, ScopeError, StrictError
-from msctx.torch_config import override, put_override
+from msctx.torch_config_overrides import override, put_override
 
 
 def test_set_and_reset(base: None, exact_state: State) -> None:

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import msctx
 from msctx.native import precision_policies
-from msctx.torch_config import override
+from msctx.torch_config_overrides import override
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "afresh", "plain_state", "torch_as_found"),

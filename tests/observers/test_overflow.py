@@ -205,7 +205,7 @@ def test_each_line_is_reported_and_reports_without_data_say_so(tmp_path: Path, m
         (-torch.ones(3)).log()
         (-torch.ones(3)).log()
 
-    monkeypatch.setattr("msctx.observers.failures.MOST_OVERFLOWS", 1)
+    monkeypatch.setattr("msctx.observers.errors_overflow_recorder_watchdog.MOST_OVERFLOWS", 1)
     assert ["its data are not written" in report for report in overflows(run, tmp_path)] == [False, True]
 
 

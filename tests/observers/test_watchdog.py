@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msctx.observers import failures
+from msctx.observers import errors_overflow_recorder_watchdog
 
 SLEEPS = """
     import time, torch, msctx
@@ -38,7 +38,7 @@ def test_it_ends_the_process_with_the_stacks(sleeping: Any) -> None:
     with msctx.context(op_timeout=1):
         sleep(torch.ones(1), 60.0)
     """)
-    assert done.returncode == failures.EXIT_CODE
+    assert done.returncode == errors_overflow_recorder_watchdog.EXIT_CODE
     assert "op_timeout: test_watchdog::sleep has run for more than 1 s in thread" in done.stderr
     assert "most recent call first" in done.stderr
 
@@ -51,7 +51,7 @@ def test_an_operator_that_python_calls_inside_another_is_watched(inside: str, sl
     with msctx.context(op_timeout=1), {inside}:
         torch.from_file({str(tmp_path / "fifo")!r}, shared=False, size=1)
     """)
-    assert done.returncode == failures.EXIT_CODE, done.stderr
+    assert done.returncode == errors_overflow_recorder_watchdog.EXIT_CODE, done.stderr
     assert "op_timeout: aten::from_file has run for more than 1 s in thread" in done.stderr
 
 

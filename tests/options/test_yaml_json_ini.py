@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msctx.errors import FileError
-from msctx.options.document import Document
+from msctx.options.values_with_places import Document
 from msctx.options.yaml_json_ini import load, parse
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import msctx
 from msctx.errors import SwitchError
-from msctx.native import ranks
+from msctx.native import ranks_and_process_group
 from msctx.observers import steps
 from msctx.switches.accelerator import memory_cap, synchronize_each_op, wait
 
@@ -136,7 +136,7 @@ def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
     late = "event_sync_timeout=20: the event was not reached within 20 ms"
     with pytest.raises(RuntimeError, match=f"^{late}$"):
         module.Event(float("inf")).synchronize()
-    monkeypatch.setattr(ranks, "rank", lambda: 3)
+    monkeypatch.setattr(ranks_and_process_group, "rank", lambda: 3)
     with steps.counting():
         msctx.step()
         with pytest.raises(RuntimeError, match=f"^{late}, in step 1, on rank 3$"):

@@ -22,7 +22,7 @@ from torch._logging._internal import log_registry, log_state
 import msctx
 from msctx.graph import cache
 from msctx.switches import SWITCHES
-from msctx.torch_config import override
+from msctx.torch_config_overrides import override
 
 
 def found() -> tuple[object, ...]:

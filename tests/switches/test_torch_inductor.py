@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from msctx import torch_config
+from msctx import torch_config_overrides
 from msctx.switches import SWITCHES, torch_compiler
 
 VARIABLES = {
@@ -170,7 +170,7 @@ def test_values_hold_in_every_thread_whether_inductor_is_loaded_or_not(passes: C
 
 def test_only_what_the_plan_knows_of_is_not_there() -> None:
     owners = [getattr(row.write, "__self__", None) for row in SWITCHES.values()]
-    values = [one for one in owners if isinstance(one, torch_config.Forced)]
+    values = [one for one in owners if isinstance(one, torch_config_overrides.Forced)]
     found = {one.key for one in values if one.key not in import_module(one.module)._config}
     assert len(values) > len(FORCED)
     assert {f"torch.inductor.{key}" for key in found} == LACKING

@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from msctx.context import ledger
-from msctx.themes.convolution import INDUCTOR
+from msctx.themes.convolution_and_algorithm_policy import INDUCTOR
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
     "nothing": ({}, set()),

@@ -12,7 +12,7 @@ import msctx
 from msctx.context import ledger
 from msctx.errors import MsctxWarning, OptionError, StrictError
 from msctx.switches import SWITCHES
-from msctx.torch_config import is_threads_own
+from msctx.torch_config_overrides import is_threads_own
 
 pytestmark = pytest.mark.usefixtures("torch_as_found")
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch.compiler.config as config
 
-from msctx.torch_config import is_threads_own, override, put_override
+from msctx.torch_config_overrides import is_threads_own, override, put_override
 
 KEY = "cache_key_tag"
 

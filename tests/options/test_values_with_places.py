@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import msctx
 from msctx.options import OPTIONS, files_named_by_options
-from msctx.options.document import Document
 from msctx.options.files_named_by_options import Format
+from msctx.options.values_with_places import Document
 from msctx.options.yaml_json_ini import parse_ini, parse_json
 
 FORMATS: dict[str, Format] = {o.content: getattr(files_named_by_options, o.content) for o in OPTIONS.values() if o.content}

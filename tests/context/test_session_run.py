@@ -11,7 +11,7 @@ from context_helpers import in_thread
 from torch import nn
 
 import msctx
-from msctx.context.session import Session
+from msctx.context.session_run import Session
 from msctx.errors import MsctxWarning, OptionError, ScopeError
 from msctx.observers import steps
 
@@ -317,7 +317,7 @@ def test_a_variable_that_names_no_device_is_an_error(monkeypatch: pytest.MonkeyP
 
 def test_run_needs_an_open_session() -> None:
     session = msctx.session(iterations_per_loop=2)
-    with pytest.raises(ScopeError, match=r"the session at .*test_session.py:\d+ is not open: call run\(\) inside"):
+    with pytest.raises(ScopeError, match=r"the session at .*test_session_run.py:\d+ is not open: call run\(\) inside"):
         session.run(same, 1)
     with session:
         assert session.run(same, x=1) == 1

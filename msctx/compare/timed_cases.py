@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from msctx.compare.workload_file import LAST, NetworkLayer, Product, geometry, output_of, text
+from msctx.compare.layer_workload_file import LAST, NetworkLayer, Product, geometry, output_of, text
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.run.experiment_and_entry import Experiment, resolve, users_traceback

@@ -251,7 +251,7 @@ def session(preset: str | PathLike[str] | None = None, /, *, device_id: int | No
         preset: as for :func:`msctx.context`.
         device_id: the device, ``session_device_id`` among the options. Where neither that nor the context's ``device_id`` is set, the
             variables ``ASCEND_DEVICE_ID`` and ``DEVICE_ID`` name it, then it is the current one.
-        options: as for :func:`msctx.context`; the session options among them act in :meth:`~msctx.context.session.Session.run`.
+        options: as for :func:`msctx.context`; the session options among them act in :meth:`~msctx.context.session_run.Session.run`.
 
     Raises:
         OptionError: with every problem at once; nothing was changed.

@@ -21,7 +21,7 @@ import torch
 
 from msctx import notices
 from msctx.errors import named, user_frame
-from msctx.native import core, memory, ranks
+from msctx.native import core, memory, ranks_and_process_group
 from msctx.observers import operator_events
 from msctx.observers import slots_and_files as files
 from msctx.observers.operator_events import Reader, Row, dtype_of, kind_of
@@ -44,7 +44,7 @@ class ErrorReader(Reader):
         self.settings, self.option = settings, settings.option
         collected = os.environ.get("NPU_COLLECT_PATH")
         self._level = 1 if collected else settings.level
-        parts = ["extra-info"] if self._level == 1 else ["extra-info", "data-dump", str(ranks.rank_or_0())]
+        parts = ["extra-info"] if self._level == 1 else ["extra-info", "data-dump", str(ranks_and_process_group.rank_or_0())]
         self.output = Path(settings.path or Path(collected or files.work_path() or "").joinpath(*parts)).absolute()
         self._count = 0
 
@@ -155,7 +155,7 @@ class OverflowReader(Reader):
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
-        place = self.output / self._begun / str(ranks.rank_or_0()) / "Net" / "0" / str(row["step"])
+        place = self.output / self._begun / str(ranks_and_process_group.rank_or_0()) / "Net" / "0" / str(row["step"])
         place.mkdir(parents=True, exist_ok=True)
         kind = kind_of(row["operator"])
         name = files.name_of(f"{row['module']}/{kind}".lstrip("/"))
@@ -192,7 +192,7 @@ def sentence(row: Row) -> str:
     node = f" ({row['node']})" if row["node"] else ""  # a compiled backward pass has none
     direction = {"forward": "forward pass", "backward": f"backward pass{node}", "optimizer": "optimizer"}[row["direction"]]
     inputs = ", ".join(f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}" for t in row["inputs"] if t.get("min") is not None)
-    rank = f" of rank {ranks.rank_or_0()}" if ranks.rank() is not None else ""
+    rank = f" of rank {ranks_and_process_group.rank_or_0()}" if ranks_and_process_group.rank() is not None else ""
     came = [f"{_named(t)} ({count})" for t in row["inputs"] if (count := _counted([t]))]
     unread = [f"{_named(t)} ({t['unread']})" for t in row["inputs"] if "count" not in t and "float" in dtype_of(t)]
     origin = (
@@ -228,7 +228,7 @@ class RecorderReader(Reader):
         self.settings = settings
         self._graphs = graphs
         self.option = "env_config_path.rdr.enable"
-        self.output = Path(settings.path).absolute() / f"rank_{ranks.rank_or_0()}" / "rdr"
+        self.output = Path(settings.path).absolute() / f"rank_{ranks_and_process_group.rank_or_0()}" / "rdr"
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -261,7 +261,7 @@ class RecorderReader(Reader):
             of_call = (row["operator"], row["module"] or "-", row["direction"], row["shapes"] or "-", row["algorithm"] or "-")
             text += [f"{number}:", *(f"\t{field}" for field in (*of_call, state, f"thread {row['thread']}"))]
         found: dict[str, Any] = {"reason": reason, "operators": rows, "memory": _memory(), "graphs": self._graphs()}
-        found["collectives"] = ranks.flight_record()
+        found["collectives"] = ranks_and_process_group.flight_record()
         self.guarded(lambda: files.write(self.output / f"{stem}.txt", "\n".join(text) + "\n"))
         self.guarded(lambda: files.write_json(self.output / f"{stem}.json", found))
 

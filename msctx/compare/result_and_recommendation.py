@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel
 
 from msctx.compare.config import Comparison, Point, besides, requested_algorithm
+from msctx.compare.layer_workload_file import Product, text
 from msctx.compare.timing import is_faster, margin
-from msctx.compare.workload_file import Product, text
 from msctx.context import explain
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, make_layer

@@ -24,8 +24,8 @@ from msctx.options.kinds import Bool, Choice, Flag, MemoryKind, Share
 from msctx.options.option import extension, gpu_option, session_option
 from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, once, reason, refused
-from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 from msctx.themes.precision import HIF8, policy
+from msctx.themes.shared_by_themes import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 
 NORMAL = "a choice by shape and dtype, without measuring"
 PERFORMANCE = "all that can take the shape are measured, the fastest is taken"

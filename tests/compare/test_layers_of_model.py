@@ -4,9 +4,9 @@ import torch
 from comparisons import model_file
 from torch import nn
 
-from msctx.compare.benchmark_cases import Model, load
-from msctx.compare.workload_file import NetworkLayer, Product, dump, parse
-from msctx.compare.workload_from_model import capture
+from msctx.compare.layer_workload_file import NetworkLayer, Product, dump, parse
+from msctx.compare.layers_of_model import capture
+from msctx.compare.timed_cases import Model, load
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json_ini import parse as parse_yaml
 

@@ -1,4 +1,4 @@
-"""The commands that run no program: `explain`, `options`, `migrate`, `state`, `diff`, `schema`, and `init` with what it writes."""
+"""The commands that run no program: `explain`, `options`, `migrate`, `state`, `diff`, `schema`, and `init`, which writes files."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ from rich.text import Text
 
 from msctx import devices, reference
 from msctx import migrate as migrating
-from msctx.cli import arguments, output
-from msctx.cli.arguments import Device, Json, Texts, Words, argument, option
-from msctx.cli.output import emit, print_text, write_new
+from msctx.cli import output
+from msctx.cli.arguments_and_completion import Device, Json, Texts, Words, argument, complete_option, complete_setting, option
+from msctx.cli.output import emit, print_text
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.options import OPTIONS, Option, find, is_dictionary
 from msctx.options.precision_policy import BY_DEFAULT, CHOOSABLE
 from msctx.options.registry import named
-from msctx.process_state import diff as differences
-from msctx.process_state import read_record
-from msctx.process_state import state as read_state
 from msctx.reference import catalogue
 from msctx.run.experiment_and_entry import file_of, read
 from msctx.run.record import unwritten
 from msctx.schema import dump
 from msctx.shipped import CONFIGS
+from msctx.state_and_environment import diff as differences
+from msctx.state_and_environment import read_record
+from msctx.state_and_environment import state as read_state
 
 
 def explain(
-    words: Annotated[
-        Texts, argument("FILE|PRESET|KEY=VALUE...", "A YAML file, a preset, options.", arguments.complete_setting)
-    ] = None,
+    words: Annotated[Texts, argument("FILE|PRESET|KEY=VALUE...", "A YAML file, a preset, options.", complete_setting)] = None,
     device: Device = None,
     all_: Annotated[bool, typer.Option("--all", help="All options of MindSpore, CANN and ATC, set or not, by path.")] = False,
     json_: Json = False,
@@ -57,9 +55,7 @@ def explain(
 
 
 def options(
-    name: Annotated[
-        str | None, argument("NAME", "An option, a group, or a word to search for.", arguments.complete_option)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "An option, a group, or a word to search for.", complete_option)] = None,
     write_ini: Annotated[str | None, option("FILE", "With op_select_implmode: write its list for op_precision_mode.")] = None,
     json_: Json = False,
 ) -> None:
@@ -179,3 +175,18 @@ def write(name: str) -> list[Path]:
         return [path, schema]
     write_new(entry, (CONFIGS / "files" / ENTRY).read_text(encoding="utf-8"))
     return [path, schema, entry]
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file for the user, never over another one.
+
+    Raises:
+        FileError: the file exists already, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))]) from None
+    except (OSError, ValueError) as error:
+        raise unwritten(path, error) from None

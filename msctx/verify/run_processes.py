@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msctx.errors import Diagnostic, MsctxError, OptionError, nearest
 
 Message = dict[str, Any]
-_CHILD = "from msctx.verify.child import main; main()"  # not -m: its frames would have __main__ for a name, as a user's
+_CHILD = "from msctx.verify.child_run_and_compiled_twins import main; main()"  # not -m: frames would be __main__'s, as a user's
 
 
 class Side(NamedTuple):
@@ -50,8 +50,8 @@ def failed(error: str) -> Message:
 
 
 class Process:
-    """One run; *task* says what :mod:`msctx.verify.child` sends; *values*: of the switches in it, while operators ran; *idle*: what
-    options found nothing to act on."""
+    """One run; *task* says what :mod:`~msctx.verify.child_run_and_compiled_twins` sends; *values*: of the switches
+    in it, while operators ran; *idle*: what options found nothing to act on."""
 
     def __init__(self, file: str | None, side: Side, folder: Path, task: Message) -> None:
         self.folder = folder

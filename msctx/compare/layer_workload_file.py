@@ -14,8 +14,8 @@ import yaml
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.policy_and_choices import ConvProblem
-from msctx.options.document import Document
 from msctx.options.kinds import BadValue, Bool, Choice, Fields, Int, Kind, check, refusal, where
+from msctx.options.values_with_places import Document
 from msctx.options.yaml_json_ini import load
 from msctx.shipped import shipped
 

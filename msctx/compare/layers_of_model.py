@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
-from msctx.compare.benchmark_cases import Model
-from msctx.compare.workload_file import DTYPES, LAST, NetworkLayer, Product, Workload
+from msctx.compare.layer_workload_file import DTYPES, LAST, NetworkLayer, Product, Workload
+from msctx.compare.timed_cases import Model
 from msctx.errors import EntryFailed
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.run.experiment_and_entry import users_traceback

@@ -1,4 +1,4 @@
-"""One run of `msctx verify`, in its own process: what it reads of each operator and sends to the process that compares."""
+"""One run of `msctx verify`, in its own process: the operators that it sends, or its modules beside compiled twins of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from msctx.run.experiment_and_entry import prepare_environment, read
 from msctx.run.runner import run_experiment
 from msctx.switches import SWITCHES
 from msctx.verify.first_difference import differing, ran
-from msctx.verify.runs import Message, failed
+from msctx.verify.run_processes import Message, failed
 
 Send = Callable[[dict[str, Any]], object]
 
