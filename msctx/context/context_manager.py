@@ -258,7 +258,7 @@ class Context:
 def _report_globals() -> None:
     """Those of the program are collected when nothing can be reported any more."""
     made = vars(sys.modules["__main__"]).values() if parent_process() is None else ()  # a worker enters what it has to
-    for context in [value for value in made if isinstance(value, Context)]:
+    for context in [value for value in made if issubclass(type(value), Context)]:
         context.report_unused()
 
 
