@@ -58,13 +58,13 @@ const ConvTable& with_others() {
 }
 
 const Isa isas[] = {
-    {with_others<amx_fp16::table>, has_amx_fp16},
+    {with_others<amx::table_of_float16>, has_amx_fp16},
     {with_others<amx::table>, has_amx},
     {avx512::table, has_avx512},
     {avx2::table, has_avx2},
     {generic::table, always},
 #ifdef MSCTX_WITH_EMULATED
-    {with_others<amx_fp16_emulated::table>, has_avx512},
+    {with_others<amx_emulated::table_of_float16>, has_avx512},
     {with_others<amx_emulated::table>, has_avx512},
 #endif
 };

@@ -37,7 +37,7 @@ struct Cap {
   int64_t number, limit, current = 0, peak = 0, allocations = 0, out_of_memory = 0;
   std::string origin{};  // who has set it
 };
-struct Kept {
+struct Pool {
   std::unordered_map<const void*, Block> used;
   std::vector<Idle> idle;      // the last used at the end
   std::vector<void*> retired;  // released but not freed: no other block gets their addresses
@@ -45,101 +45,101 @@ struct Kept {
   int64_t highest = 0, idle_bytes = 0, caps_opened = 0;  // highest: the most in use since `percent` was set
   std::vector<Cap> caps{{0, INT64_MAX}};  // the first one counts all, for the life of the process
 };
-std::mutex& lock = fork_safe_mutex();
-Kept& kept = immortal<Kept>();  // tensors are released while the process ends, and after
+std::mutex& pool_lock = fork_safe_mutex();
+Pool& pool = immortal<Pool>();  // tensors are released while the process ends, and after
 std::atomic<bool> is_open{false};
 
 // As far as the allocator itself, all functions are called with the lock held.
 Cap* cap_of(int64_t number) {  // nullptr: there is none
-  const auto found = std::ranges::find(kept.caps, number, &Cap::number);
-  return found == kept.caps.end() ? nullptr : &*found;
+  const auto found = std::ranges::find(pool.caps, number, &Cap::number);
+  return found == pool.caps.end() ? nullptr : &*found;
 }
 
 // The longest unused goes first.
 int64_t shrink_to(int64_t bytes) {
-  const int64_t before = kept.idle_bytes;
-  auto end = kept.idle.begin();
-  for (; end != kept.idle.end() && (kept.idle_bytes > bytes || kept.idle.end() - end > most_idle_blocks); ++end) {
-    kept.idle_bytes -= int64_t(end->capacity);
+  const int64_t before = pool.idle_bytes;
+  auto end = pool.idle.begin();
+  for (; end != pool.idle.end() && (pool.idle_bytes > bytes || pool.idle.end() - end > most_idle_blocks); ++end) {
+    pool.idle_bytes -= int64_t(end->capacity);
     std::free(end->data);
   }
-  kept.idle.erase(kept.idle.begin(), end);
-  return before - kept.idle_bytes;
+  pool.idle.erase(pool.idle.begin(), end);
+  return before - pool.idle_bytes;
 }
 
 // How many bytes may be idle when so many more are in use.
 int64_t most_idle(int64_t more = 0) {
-  if (kept.percent < 0) return msctx_in_force(Place::cpu) ? most_scratch : most_outside;
-  const int64_t used = kept.caps[0].current + more, highest = std::max(kept.highest, used);
-  return std::max<int64_t>(0, highest * kept.percent / 100 - used);
+  if (pool.percent < 0) return msctx_in_force(Place::cpu) ? most_scratch : most_outside;
+  const int64_t used = pool.caps[0].current + more, highest = std::max(pool.highest, used);
+  return std::max<int64_t>(0, highest * pool.percent / 100 - used);
 }
 
 // The smallest idle block that is no more than an eighth too large, and of several the last used.
 void* take_idle(Block& block) {
-  auto best = kept.idle.end();
-  for (auto one = kept.idle.begin(); one != kept.idle.end(); ++one)
+  auto best = pool.idle.end();
+  for (auto one = pool.idle.begin(); one != pool.idle.end(); ++one)
     if (one->capacity >= block.bytes && one->capacity <= block.bytes + block.bytes / 8)
-      if (best == kept.idle.end() || one->capacity <= best->capacity) best = one;
-  if (best == kept.idle.end()) return nullptr;
+      if (best == pool.idle.end() || one->capacity <= best->capacity) best = one;
+  if (best == pool.idle.end()) return nullptr;
   void* const data = best->data;
   block.capacity = best->capacity;
-  kept.idle_bytes -= int64_t(block.capacity);
-  kept.idle.erase(best);
+  pool.idle_bytes -= int64_t(block.capacity);
+  pool.idle.erase(best);
   return data;
 }
 
 void count(const Block& block, int64_t bytes) {
-  for (Cap& cap : kept.caps) {
+  for (Cap& cap : pool.caps) {
     if (block.caps_opened < cap.number) continue;
     cap.current += bytes;
     cap.peak = std::max(cap.peak, cap.current);
     cap.allocations += bytes > 0;
   }
-  kept.highest = std::max(kept.highest, kept.caps[0].current);
+  pool.highest = std::max(pool.highest, pool.caps[0].current);
 }
 
 // nullptr: there is no memory; `why`: the cap that refuses it, or one without a number.
 void* allocate(size_t bytes, bool is_scratch, bool is_last_try, Cap& why) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(pool_lock);
   int64_t room = most_idle(int64_t(bytes));
-  for (Cap& cap : kept.caps) {
+  for (Cap& cap : pool.caps) {
     const int64_t left = cap.limit - cap.current;
     room = std::min(room, left - int64_t(bytes));
     if (left >= int64_t(bytes)) continue;
-    kept.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
+    pool.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
     return why = cap, nullptr;
   }
-  Block block{bytes, bytes, is_open ? kept.caps_opened : -1, is_scratch};
+  Block block{bytes, bytes, is_open ? pool.caps_opened : -1, is_scratch};
   void* data = take_idle(block);
   shrink_to(room);
-  const auto has_memory = [&] { return data || !posix_memalign(&data, kept.percent ? alignment : page, bytes); };
+  const auto has_memory = [&] { return data || !posix_memalign(&data, pool.percent ? alignment : page, bytes); };
   if (!has_memory() && !(shrink_to(0) && has_memory())) {
-    kept.caps[0].out_of_memory += is_last_try;
+    pool.caps[0].out_of_memory += is_last_try;
     return why = {}, nullptr;
   }
-  kept.used[data] = block;
+  pool.used[data] = block;
   count(block, int64_t(bytes));
   return data;
 }
 
 bool is_ours(const void* data) {
-  const std::lock_guard<std::mutex> guard(lock);
-  return kept.used.contains(data);
+  const std::lock_guard<std::mutex> guard(pool_lock);
+  return pool.used.contains(data);
 }
 
 void release(void* data) {
   if (!data) return;
   c10::profiledCPUMemoryReporter().Delete(data);
-  const std::lock_guard<std::mutex> guard(lock);
-  const Block block = kept.used.extract(data).mapped();
+  const std::lock_guard<std::mutex> guard(pool_lock);
+  const Block block = pool.used.extract(data).mapped();
   count(block, -int64_t(block.bytes));
-  if (kept.percent == 0) {
+  if (pool.percent == 0) {
     madvise(data, block.capacity / page * page, MADV_DONTNEED);  // whole pages go back to the system at once
-    return kept.retired.push_back(data);
+    return pool.retired.push_back(data);
   }
-  if (!block.is_scratch && (kept.percent < 0 || block.capacity < large)) return std::free(data);
-  kept.idle.push_back({block.capacity, data});
-  kept.idle_bytes += int64_t(block.capacity);
+  if (!block.is_scratch && (pool.percent < 0 || block.capacity < large)) return std::free(data);
+  pool.idle.push_back({block.capacity, data});
+  pool.idle_bytes += int64_t(block.capacity);
   shrink_to(most_idle());
 }
 
@@ -185,11 +185,11 @@ void* take_scratch(size_t bytes) {
 }
 void release_scratch(void* data) { release(data); }
 void trim_scratch() {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(pool_lock);
   shrink_to(most_idle());
 }
 
-// Memory is counted, and blocks are kept (see Kept; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
+// Memory is counted, and blocks are kept (see Pool; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
 // allocator again. "" or why not.
 MSCTX_API const char* msctx_pool_set(int percent) {
   return problem_of([&]() -> std::string {
@@ -200,11 +200,11 @@ MSCTX_API const char* msctx_pool_set(int percent) {
     }
     if (percent < 0) drop_kept_weights(true);  // they would go on to count
     is_open = percent >= 0;
-    const std::lock_guard<std::mutex> guard(lock);
-    kept.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
-    kept.percent = percent, kept.highest = kept.caps[0].current;
+    const std::lock_guard<std::mutex> guard(pool_lock);
+    pool.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
+    pool.percent = percent, pool.highest = pool.caps[0].current;
     shrink_to(percent < 0 ? 0 : most_idle());
-    for (void* data : std::exchange(kept.retired, {})) std::free(data);
+    for (void* data : std::exchange(pool.retired, {})) std::free(data);
     return "";
   });
 }
@@ -214,32 +214,32 @@ MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &ours
 // A new cap, with `number` 0, or another limit for one, which goes on counting. Returns its number.
 MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origin) {
   if (!number) drop_kept_weights(true);  // those that are made from now on count
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(pool_lock);
   if (number) return cap_of(number)->origin = origin, cap_of(number)->limit = limit, number;
-  kept.caps.push_back({.number = kept.caps_opened + 1, .limit = limit, .origin = origin});
-  return ++kept.caps_opened;
+  pool.caps.push_back({.number = pool.caps_opened + 1, .limit = limit, .origin = origin});
+  return ++pool.caps_opened;
 }
 
 MSCTX_API void msctx_cap_close(int64_t number) {
-  const std::lock_guard<std::mutex> guard(lock);
-  std::erase_if(kept.caps, [&](const Cap& cap) { return cap.number == number; });
+  const std::lock_guard<std::mutex> guard(pool_lock);
+  std::erase_if(pool.caps, [&](const Cap& cap) { return cap.number == number; });
 }
 
 // limit, current, peak, allocations, out_of_memory of a cap, or with `number` 0 of all that was counted; and how many bytes are idle.
 MSCTX_API void msctx_cap_counts(int64_t number, int64_t found[6]) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(pool_lock);
   const Cap* cap = cap_of(number);
-  for (int64_t count : {cap->limit, cap->current, cap->peak, cap->allocations, cap->out_of_memory, kept.idle_bytes}) *found++ = count;
+  for (int64_t count : {cap->limit, cap->current, cap->peak, cap->allocations, cap->out_of_memory, pool.idle_bytes}) *found++ = count;
 }
 
 MSCTX_API void msctx_pool_reset_peak() {
-  const std::lock_guard<std::mutex> guard(lock);
-  kept.caps[0].peak = kept.caps[0].current;
+  const std::lock_guard<std::mutex> guard(pool_lock);
+  pool.caps[0].peak = pool.caps[0].current;
 }
 
 MSCTX_API int64_t msctx_pool_empty_cache() {
   drop_kept_weights();  // of weights that are gone
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(pool_lock);
   return shrink_to(0);
 }
 

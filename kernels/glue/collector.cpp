@@ -21,7 +21,7 @@
 namespace msctx::glue {
 namespace {
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& collector_lock = fork_safe_mutex();
 std::atomic<int64_t> operators{0}, step{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;  // under the lock
 std::atomic<PythonFunction> placer{nullptr};  // Python's, for the life of the process
@@ -353,7 +353,7 @@ MSCTX_API void msctx_collect(
   const Json given = Json::of(readers);
   const bool is_on = !given.members.empty();
   const auto wanted = is_on ? std::make_shared<Config>(given) : nullptr;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(collector_lock);
   set_readers(wanted, on_rows, choose);
   step = step_now;
   placer = place;
@@ -369,7 +369,7 @@ MSCTX_API void msctx_collect(
 
 // A text for the life of the process, another one each time: a line of code, or a path, by which a module is known to msctx_enter_module.
 MSCTX_API const void* msctx_text(const char* given) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(collector_lock);
   static auto& texts = immortal<std::deque<std::string>>();
   return texts.emplace_back(given).c_str();
 }

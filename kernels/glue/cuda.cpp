@@ -17,7 +17,7 @@
 namespace msctx::glue {
 namespace {
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& cuda_lock = fork_safe_mutex();
 thread_local const ConvCall* asked = nullptr;
 thread_local int64_t asking_policy = 0;
 int (*ask_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing; where there is none nothing can be recorded
@@ -39,7 +39,7 @@ std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op
 void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const CudaFailed& failed) {
   constexpr size_t most = 4096;
   const char* why = permanent(failed.what());
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(cuda_lock);
   if (failures.size() >= most) failures.clear();
   failures[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
 }
@@ -76,12 +76,12 @@ std::string key_of(const ConvProblem& p, const ConvCall& call) {
 
 const char* permanent(const std::string& text) {
   static auto& all = immortal<std::set<std::string>>();
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(cuda_lock);
   return all.insert(text).first->c_str();
 }
 
 void add_failure(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, Reasons& found) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(cuda_lock);
   for (const int64_t policy : {int64_t(0), asking_policy})
     if (const auto failed = failures.find(failure_key(algorithm, p, op, policy)); failed != failures.end())
       return found.add(failed->second);

@@ -14,8 +14,6 @@
 namespace msctx::glue {
 namespace {
 
-// --- the library -----------------------------------------------------------------------------------------------------
-
 using Handle = void*;
 using Descriptor = void*;
 enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 give the reason
@@ -50,8 +48,6 @@ std::array<T, 3> in_order(Op op, T x, T w, T y) {
     default: return {x, y, w};
   }
 }
-
-// --- descriptors -----------------------------------------------------------------------------------------------------
 
 // One problem and algorithm's arithmetic as descriptors of cuDNN. Those of a thread are kept: to make them takes longer than many a launch.
 struct Described {
@@ -136,8 +132,6 @@ Described& described(const ConvProblem& p, bool tf32) {
   return *found;
 }
 
-// --- rows ------------------------------------------------------------------------------------------------------------
-
 struct Named {
   Direction direction;
   const char* name;
@@ -165,7 +159,7 @@ constexpr bool has_tensor_cores(std::string_view name) {
 constexpr bool adds_atomically(std::string_view name) { return name == "algo_0" || name == "algo_3"; }
 
 template <size_t index, bool tf32>
-struct Row {
+struct CudnnRow {
   static constexpr const Named& named = all_named[index];
 
   static void reasons(const ConvProblem& p, Op op, Reasons& found) {
@@ -235,8 +229,8 @@ template <size_t... index>
 std::vector<ConvRow> rows_of(std::index_sequence<index...>) {
   std::vector<ConvRow> all;
   const auto add = [&]<size_t i>() {
-    if constexpr (has_tensor_cores(all_named[i].name)) all.push_back(Row<i, true>::row);
-    all.push_back(Row<i, false>::row);
+    if constexpr (has_tensor_cores(all_named[i].name)) all.push_back(CudnnRow<i, true>::row);
+    all.push_back(CudnnRow<i, false>::row);
   };
   (add.template operator()<index>(), ...);
   return all;

@@ -73,13 +73,9 @@ const Decision* measured(
 // The result by the row that is decided on, as `ours` computes it; undefined where torch is to compute it. The call is counted.
 at::Tensor by_row(const Taken&, const Decision&, Direction, c10::function_ref<at::Tensor(const ConvRow&, Ran&)> ours);
 
-// --- products: aten::mm, addmm and their like ------------------------------------------------------------------------
-
 // Registers them at the key of a place's tensors, and has `kernels` watch them.
 template <Place place>
 void install_products(OurKernels& kernels);
-
-// --- products of an NPU ------------------------------------------------------------------------------------------------
 
 // Whether the NPU multiplies float32 matrices itself.
 void set_npu(bool has_float32);

@@ -51,8 +51,6 @@ inline std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
   return found;
 }
 
-// --- readers ------------------------------------------------------------------------------------------------------------
-
 // What one reader wants: each member reads its field of Python's (msctx/observers/operator_events.py).
 struct Reader {
   Json given;
@@ -87,8 +85,6 @@ void set_readers(std::shared_ptr<const Config>, PythonFunction take, PythonFunct
 void update(std::shared_ptr<const Config>& known, int64_t& version);
 // Whether a reader wants the operator with this id, in a module.
 bool is_chosen(const Reader& by, const Operator&, const char* module, int64_t id);
-
-// --- rows ---------------------------------------------------------------------------------------------------------------
 
 // A tensor that went into an operator or came out of it.
 struct Seen {
@@ -143,8 +139,6 @@ struct Running {
 // In this thread. Returns what ran until then: an operator of which Python, or nothing.
 Running begin_running(Running);
 void end_running(const Running& before);
-
-// --- overflow, and deterministic mode -------------------------------------------------------------------------------------
 
 // Whether its results hold what is not finite and nothing that went into it does: an infinity is passed on, with either sign. A reader may want what is passed on, too: then NaN, and what a parameter holds, is reported, and what
 // cannot be read. `wanted`: see Reader. `before`: what was known of the arguments that are written to.

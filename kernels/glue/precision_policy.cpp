@@ -22,7 +22,7 @@ namespace {
 namespace autocast = at::autocast;
 
 // A number is kept as the autocast dtypes of devices that nobody has: guards look at all of them.
-constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtypes that can stand for a digit
+constexpr int base = 40, digits = 4, most_numbers = base * base * base * base;  // dtypes that can stand for a digit
 constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
 std::mutex& policy_lock = fork_safe_mutex();
@@ -32,7 +32,7 @@ struct Registry {
   std::map<std::pair<int, int>, int> overruled;  // the first number of a combination, what of it is overruled → the number of that
 };
 Registry& registry = immortal<Registry>();
-std::array<std::atomic<const Combination*>, most> combinations;  // by number; what is not used takes no memory
+std::array<std::atomic<const Combination*>, most_numbers> combinations;  // by number; what is not used takes no memory
 
 struct Digits {
   std::array<int, digits> dtypes;
@@ -48,7 +48,7 @@ struct Digits {
     return dtypes;
   }
 };
-const Digits found;  // as they are where nothing is in force: no number has them
+const Digits at_rest;  // as they are where nothing is in force: no number has them
 
 int number_of(const std::array<int, digits>& dtypes) {
   int number = 0;
@@ -66,7 +66,7 @@ const PrecisionPolicy& policy_of(int number) {
 
 int numbers() {
   int count = 1;
-  for (int i = 0; i < found.used; i++) count *= base;
+  for (int i = 0; i < at_rest.used; i++) count *= base;
   return count;
 }
 
@@ -76,7 +76,7 @@ int number_for(const Combination& combination, int wanted) {
   for (int i = 0; i < count; i++) {
     const int number = (wanted + i) % count;
     auto& place = combinations[size_t(number)];
-    if (number == number_of(found.dtypes) || place.load(std::memory_order_relaxed)) continue;
+    if (number == number_of(at_rest.dtypes) || place.load(std::memory_order_relaxed)) continue;
     auto made = std::make_unique<Combination>(combination);
     if (made->first < 0) made->first = number;
     place.store(made.release(), std::memory_order_release);
@@ -87,15 +87,15 @@ int number_for(const Combination& combination, int wanted) {
 
 // -1: nothing is.
 int number_in_force() {
-  const auto dtypes = found.now();
-  return dtypes == found.dtypes ? -1 : number_of(dtypes);
+  const auto dtypes = at_rest.now();
+  return dtypes == at_rest.dtypes ? -1 : number_of(dtypes);
 }
 
 void put_in_force(int number) {
-  for (int i = 0; i < found.used; i++) {
+  for (int i = 0; i < at_rest.used; i++) {
     const auto device = digit_devices[size_t(i)];
     autocast::set_autocast_enabled(device, number >= 0);  // or no guard looks at it
-    autocast::set_autocast_dtype(device, c10::ScalarType(number < 0 ? found.dtypes[size_t(i)] : number % base));
+    autocast::set_autocast_dtype(device, c10::ScalarType(number < 0 ? at_rest.dtypes[size_t(i)] : number % base));
     if (number >= 0) number /= base;
   }
 }
@@ -211,7 +211,7 @@ struct Known {
   int32_t overruled, level, enabled, dtype;
   int64_t task = -1;
 };
-struct Here {
+struct Autocasts {
   std::array<Known, precision_devices> of{};
   std::array<std::optional<Known>, precision_devices> below{};  // what an autocast around a policy left, once it ended
   std::vector<Autocast> entered;
@@ -222,10 +222,10 @@ struct Here {
 struct Again {
   int level;  // of the autocast with which it was entered
   int number;
-  Here around;
+  Autocasts around;
 };
 
-thread_local Here here;
+thread_local Autocasts autocasts;
 thread_local std::vector<Again> again;
 thread_local int last_level = 0;
 
@@ -237,7 +237,7 @@ int level_now() {
 
 int64_t task_now() { return torch::autograd::get_current_graph_task_id(); }
 
-Known known_of(int device, int overruled, int level) {
+Known state_of(int device, int overruled, int level) {
   const c10::DeviceType type = types_of_devices[device];
   return {overruled, level, autocast::is_autocast_enabled(type), int32_t(autocast::get_autocast_dtype(type)), task_now()};
 }
@@ -248,7 +248,7 @@ void set_state(int device, const Known& known) {
 }
 
 // Whether a backward pass runs in which neither the device's policy nor an autocast was entered.
-bool is_of_backward(int device, int64_t task) { return task != -1 && task != here.task && task != here.of[device].task; }
+bool is_of_backward(int device, int64_t task) { return task != -1 && task != autocasts.task && task != autocasts.of[device].task; }
 
 void enter(int level, int device) {
   const Combination* found = combination_in_force();
@@ -257,29 +257,29 @@ void enter(int level, int device) {
   // What a backward pass enters with the state of its forward pass is the policy's own.
   const bool is_own = policy && is_of_backward(device, task) && (!policy->low || autocast::get_autocast_dtype(types_of_devices[device]) == *policy->low);
   if (!policy || is_own) device = -1;
-  if (device >= 0) here.of[device].overruled++;
-  here.entered.push_back({level, device, here.task});
-  here.task = task;
+  if (device >= 0) autocasts.of[device].overruled++;
+  autocasts.entered.push_back({level, device, autocasts.task});
+  autocasts.task = task;
 }
 
 void leave(int level) {
   while (!again.empty() && level < again.back().level) {
-    here = std::move(again.back().around);
+    autocasts = std::move(again.back().around);
     put_in_force(again.back().number);
     again.pop_back();
   }
-  while (!here.entered.empty() && here.entered.back().level > level) {
-    if (const int device = here.entered.back().device; device >= 0) here.of[device].overruled--;
-    here.task = here.entered.back().task_around;
-    here.entered.pop_back();
+  while (!autocasts.entered.empty() && autocasts.entered.back().level > level) {
+    if (const int device = autocasts.entered.back().device; device >= 0) autocasts.of[device].overruled--;
+    autocasts.task = autocasts.entered.back().task_around;
+    autocasts.entered.pop_back();
   }
   // A policy that was put in force inside an autocast that has ended goes on.
   const Combination* found = combination_in_force();
   for (int i = 0; found && i < precision_devices; i++)
-    if (found->policies[i] && level < here.of[i].level) {
-      here.of[i].level = level;
-      here.below[i] = known_of(i, 0, level);
-      set_state(i, here.of[i]);
+    if (found->policies[i] && level < autocasts.of[i].level) {
+      autocasts.of[i].level = level;
+      autocasts.below[i] = state_of(i, 0, level);
+      set_state(i, autocasts.of[i]);
     }
 }
 
@@ -290,7 +290,7 @@ int number_overruled() {
   if (!found) return -1;
   int overruled = 0;
   for (int i = 0; i < precision_devices; i++)
-    if (found->policies[i] && here.of[i].overruled > 0) overruled |= 1 << i;
+    if (found->policies[i] && autocasts.of[i].overruled > 0) overruled |= 1 << i;
   if (overruled != found->overruled) {
     const int number = overruled_number(*found, overruled);
     if (number < 0) return -2;
@@ -356,18 +356,18 @@ MSCTX_API int msctx_precision_note_autocast(int device) {
 }
 
 // What a thread knows of the autocasts around a device's policy.
-MSCTX_API void msctx_precision_here(int device, Known* found) { *found = here.of[device]; }
+MSCTX_API void msctx_precision_here(int device, Known* found) { *found = autocasts.of[device]; }
 
 // What is known of a device from now on: its policy begins (nullptr), or as it was.
 MSCTX_API void msctx_precision_know(int device, const Known* known) {
   last_level = level_now();
-  here.of[device] = known ? *known : known_of(device, 0, last_level);
+  autocasts.of[device] = known ? *known : state_of(device, 0, last_level);
 }
 
 // A device's autocast as it is without any policy, where an autocast around a policy has ended since that began.
 MSCTX_API void msctx_precision_restore(int device) {
-  if (here.below[device]) set_state(device, *here.below[device]);
-  here.below[device].reset();
+  if (autocasts.below[device]) set_state(device, *autocasts.below[device]);
+  autocasts.below[device].reset();
 }
 
 // The number in force, with what is overruled; -1: nothing is.
@@ -377,12 +377,12 @@ MSCTX_API int msctx_precision_number() { return number_in_force(); }
 // -1: it is none of ours.
 MSCTX_API int msctx_precision_again(int number) {
   const int level = level_now();
-  again.push_back({level, number_in_force(), here});
+  again.push_back({level, number_in_force(), autocasts});
   put_in_force(number);
   const Combination* found = combination_in_force();
-  here = Here{};
-  here.task = task_now();
-  for (int i = 0; found && i < precision_devices; i++) here.of[i] = known_of(i, found->overruled >> i & 1, level);
+  autocasts = Autocasts{};
+  autocasts.task = task_now();
+  for (int i = 0; found && i < precision_devices; i++) autocasts.of[i] = state_of(i, found->overruled >> i & 1, level);
   return number_overruled();
 }
 

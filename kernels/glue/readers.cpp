@@ -15,7 +15,7 @@
 namespace msctx::glue {
 namespace {
 
-constexpr size_t most = 1 << 16;     // rows that wait for Python
+constexpr size_t most_waiting = 1 << 16;  // rows that wait for Python
 constexpr int64_t most_recent = 1024;
 
 std::mutex& readers_lock = fork_safe_mutex();
@@ -110,7 +110,7 @@ void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
     if (queue == state.waiting.end()) return;  // it has gone meanwhile
     auto& all = queue->second;
     all.push_back(std::move(row));
-    if (all.size() > most) all.pop_front(), dropped++;
+    if (all.size() > most_waiting) all.pop_front(), dropped++;
     waiting = all.size();
   }
   if (waiting >= enough_of_them) call_python(sink.load(), 0, "(L)", (long long)to.reader);

@@ -12,8 +12,6 @@
 
 namespace msctx::glue {
 
-// --- policies ---------------------------------------------------------------------------------------------------------
-
 // The policy in force at a place, as a call takes it, or nullptr.
 struct GiveBack {
   void operator()(const Taken* taken) const { msctx_give_back(taken); }
@@ -66,8 +64,6 @@ extern std::atomic<void (*)(const char* ran)> on_algorithm;
 inline void tell(const Decision& decision) {
   if (const auto told = on_algorithm.load(std::memory_order_relaxed)) told(decision.ran);
 }
-
-// --- tensors ----------------------------------------------------------------------------------------------------------
 
 // The watched module of a weight: by its storage, else by its shape where only one watched weight has it. nullptr: none. The string lives as
 // long as the process. Without `by_shape` the storage alone decides.

@@ -33,16 +33,15 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "
 # Without instructions for FMA its exact emulation is what counts: -O3 compiles three times as long and gains little
 VECTORS = {"generic": ("-O2",), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512} if IS_X86 else {"generic": ()}
 """Instruction sets that all of cpu/*.cpp is compiled for; which one runs is decided when they run."""
+TILES = ("amx", "amx_fp16") if IS_X86 else ()
+"""Those with a matrix unit: cpu/amx/*.cpp has a table for each, and what that does not compute is left to avx512."""
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
-TILES = dict.fromkeys(
-    ("amx", "amx_fp16") if IS_X86 else (), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/amx")
-)
-"""Those with a matrix unit: cpu/amx/*.cpp is compiled for them, and what that does not compute is left to avx512."""
+OF_TILES = {"amx": (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized")} if IS_X86 else {}
 INCLUDE = ("-Iinclude", "-I.")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *INCLUDE)
 HIDDEN = "-fvisibility=hidden"
-# torch was built without assertions, and its classes are laid out by that
-OF_GLUE = (*FLAGS, HIDDEN, "-fopenmp", "-DNDEBUG", "-Wno-subobject-linkage")
+# torch was built without assertions, and its classes are laid out by that. What takes long is in the other library: -O3 gains nothing
+OF_GLUE = (*FLAGS, "-O2", HIDDEN, "-fopenmp", "-DNDEBUG", "-Wno-subobject-linkage")
 # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
 TORCH = ("-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
 Units = tuple[tuple[str, tuple[str, ...]], ...]
@@ -70,7 +69,7 @@ def kernels_spec() -> BuildSpec:
     files = {name: data for name, data in read_sources(KERNEL_SOURCES, SUFFIXES).items() if not name.startswith("glue/")}
     first, *others = [
         _units(files, folder, *FLAGS, HIDDEN, *more, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa}")
-        for folder, of_isa in (("cpu", VECTORS), ("cpu/amx", TILES))
+        for folder, of_isa in (("cpu", VECTORS), ("cpu/amx", OF_TILES))
         for isa, more in of_isa.items()
     ]
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
@@ -222,7 +221,7 @@ def _ninja(spec: BuildSpec, tool: Compiler) -> str:
     def joined(words: Iterable[str]) -> str:
         return shlex.join(words).replace("$", "$$")
 
-    cxx, objects = joined(tool.command), []
+    cxx, objects, compiled = joined(tool.command), list[str](), list[str]()
     lines = [
         f"rule compile\n command = {cxx} $flags -MD -MF $out.d -c $in -o $out\n depfile = $out.d\n deps = gcc",
         f"rule link\n command = {cxx} -shared $in {joined(spec.link)} -o $out",
@@ -231,8 +230,8 @@ def _ninja(spec: BuildSpec, tool: Compiler) -> str:
         # clang's OpenMP needs a runtime of its own, beside which torch's would run once more
         used = joined(flag for flag in flags if not ("clang" in tool.version and flag == "-fopenmp"))
         objects.append(f"objects/{digest(flags)[:8]}/{Path(source).with_suffix('.o')}")
-        lines.append(f"build {objects[-1]}: compile {source}\n flags = {used}")
-    return "\n".join([*lines, f"build result.so: link {' '.join(objects)}\n"])
+        compiled.insert(0, f"build {objects[-1]}: compile {source}\n flags = {used}")  # the last take longest: they begin
+    return "\n".join([*lines, *compiled, f"build result.so: link {' '.join(objects)}\n"])
 
 
 def _told(output: Iterable[str], what: str, verbose: bool) -> str:

@@ -1,7 +1,6 @@
 // implicit_gemm, implicit_precomp_gemm and algo_1 on AMX, forward and backward data: strips of the result, each of which
 // splits the source rows it needs into planes that stay in the cache, and multiplies them with the weights. See lowered.h.
 
-#include "choice.h"
 #include "planes.h"
 
 #include <type_traits>
@@ -196,10 +195,11 @@ class Product {
   bool channels_last_;
 };
 
+template <class First>
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
-  if (why.count == 0 && !is_empty(p)) why.add_if(Planes<Graded>::size(Lowered<Graded>(p, op), 1) > most_planes, too_far);
+  if (why.count == 0 && !is_empty(p)) why.add_if(Planes<First>::size(Lowered<First>(p, op), 1) > most_planes, too_far);
 }
 
 // Parts of the first kind, and those for values that are spread too far.
@@ -288,7 +288,7 @@ constexpr ConvAlgorithm by(const char* name) {
       .name = name,
       .math = First::is_graded ? "fp32-grade" : "tf32",
       .same_on_every_isa = false,
-      .reasons = reasons,
+      .reasons = reasons<First>,
       .workspace = workspace<First>,
       .error = error_of<First>,
       .run = run<First>,
@@ -300,7 +300,8 @@ constexpr ConvAlgorithm by(const char* name) {
   };
 }
 
-extern const ConvAlgorithm conv_tiles_gemm = by<Graded>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Rounded>("tiles_gemm_tf32");
+extern const ConvAlgorithm conv_tiles_gemm = by<Int8x6>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Int8x3>("tiles_gemm_tf32");
+extern const ConvAlgorithm conv_fp16_gemm = by<Float16x3>("tiles_gemm"), conv_fp16_gemm_tf32 = by<Float16x1>("tiles_gemm_tf32");
 // For matrix products that name their parts.
 extern const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x9 = by<Bfloat16x9>("tiles_bf16x9"),
                            conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"), conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");

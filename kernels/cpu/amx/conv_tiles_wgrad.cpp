@@ -3,7 +3,6 @@
 // in a group where a tap begins. Some rows of an image, or some images, are split at a time (a chunk), and their products added to the
 // gradient in float32, chunk after chunk; those of many chunks are added up apart, since each addition rounds.
 
-#include "choice.h"
 #include "lowered.h"
 
 namespace msctx::MSCTX_ISA {
@@ -348,10 +347,11 @@ bool run_group(
   return true;
 }
 
+template <class First>
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op != Op::backward_weight, "it computes weight gradients only");
-  if (why.count == 0 && !is_empty(p)) why.add_if(Plan<Graded>(p).size() > most_chunk, too_far);
+  if (why.count == 0 && !is_empty(p)) why.add_if(Plan<First>(p).size() > most_chunk, too_far);
 }
 
 template <class First>
@@ -392,7 +392,7 @@ constexpr ConvAlgorithm by(const char* name) {
       .name = name,
       .math = First::is_graded ? "fp32-grade" : "tf32",
       .same_on_every_isa = false,
-      .reasons = reasons,
+      .reasons = reasons<First>,
       .workspace = workspace<First>,
       .error = error_of<First>,
       .run = run<First>,
@@ -402,6 +402,7 @@ constexpr ConvAlgorithm by(const char* name) {
 
 }  // namespace
 
-extern const ConvAlgorithm conv_tiles_wgrad = by<Graded>("tiles_wgrad"), conv_tiles_wgrad_tf32 = by<Rounded>("tiles_wgrad_tf32");
+extern const ConvAlgorithm conv_tiles_wgrad = by<Int8x6>("tiles_wgrad"), conv_tiles_wgrad_tf32 = by<Int8x3>("tiles_wgrad_tf32");
+extern const ConvAlgorithm conv_fp16_wgrad = by<Float16x3>("tiles_wgrad"), conv_fp16_wgrad_tf32 = by<Float16x1>("tiles_wgrad_tf32");
 
 }  // namespace msctx::MSCTX_ISA

@@ -4,6 +4,7 @@
 #include "transformed_images.h"
 
 namespace msctx::MSCTX_ISA {
+namespace winograd {
 namespace {
 
 constexpr int64_t sources_together = 1 << 20;  // bytes of transformed tiles, beside which sums and windows have room in the second cache
@@ -12,8 +13,9 @@ constexpr int64_t columns_at_once = 2;         // of 16 results, between the pro
 // Blocks of tiles are cut by the parts that are tried first.
 struct Cut {
   int64_t together, blocks;  // tiles in a block, blocks
-  Cut(const Transformed<Graded>& l) {
-    constexpr int64_t enough_tasks = 8, rows = Transformed<Graded>::rows_together;
+  template <class First>
+  Cut(const Transformed<First>& l) {
+    constexpr int64_t enough_tasks = 8, rows = Transformed<First>::rows_together;
     const int64_t all = divide_up(l.tiles(), rows), most = sources_together / l.source_bytes();
     together = larger(1, smaller(most, divide_up(all * l.groups, enough_tasks))) * rows;
     blocks = divide_up(l.tiles(), together);
@@ -78,22 +80,25 @@ void run_blocks(
   });
 }
 
+template <class First>
 struct Both {
-  const Transformed<Graded> shapes;
+  const Transformed<First> shapes;
   const Cut cut;
-  const Plan<Graded> first;
-  const Plan<Wide> wide;
+  const Plan<First> first;
+  const Plan<Wide<First>> wide;
   Both(const ConvProblem& p, Op op) : shapes(p, op), cut(shapes), first(p, op, cut), wide(p, op, cut) {}
   size_t slot_bytes() const { return first.slot_bytes() > wide.slot_bytes() ? first.slot_bytes() : wide.slot_bytes(); }
 };
 
+template <class First>
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  const Both both(p, op);
+  const Both<First> both(p, op);
   return size_t(threads) * both.slot_bytes() + align64(sizeof(Outcome) * size_t(both.first.tasks()));
 }
 
+template <class First>
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
-  const Both both(p, op);
+  const Both<First> both(p, op);
   char* const slots = static_cast<char*>(workspace);
   auto* const outcomes = reinterpret_cast<Outcome*>(slots + size_t(parallel.threads) * both.slot_bytes());
   const auto worst = [&] {
@@ -104,18 +109,22 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const void* const prepared = weights(0);
   const auto& head = Filters(both.first.l, prepared).head();
   if (!head.is_finite) return false;
-  const bool fits = both.first.l.takes() && head.crest <= most_spread_at_points;
+  const bool fits = both.first.l.takes() && head.crest <= most_spread_at_points<First>;
   for (int64_t i = 0; i < both.first.tasks(); i++) outcomes[i] = {fits ? State::wanted : State::too_wide, 0.0f};
-  run_blocks<Graded, false>(
-      both.first, t, prepared, most_spread_at_points / head.crest, State::wanted, outcomes, slots, both.slot_bytes(), parallel);
-  *t.lost = winograd_lost(both.first.l.depth, worst().largest, head.largest);
+  run_blocks<First, false>(
+      both.first, t, prepared, most_spread_at_points<First> / head.crest, State::wanted, outcomes, slots, both.slot_bytes(), parallel);
+  *t.lost = winograd_lost<First>(both.first.l.depth, worst().largest, head.largest);
   if (worst().state == State::too_wide)
-    run_blocks<Wide, true>(both.wide, t, weights(1), 0.0, State::too_wide, outcomes, slots, both.slot_bytes(), parallel);
+    run_blocks<Wide<First>, true>(both.wide, t, weights(1), 0.0, State::too_wide, outcomes, slots, both.slot_bytes(), parallel);
   return worst().state != State::not_finite;
 }
 
-}  // namespace
+template <class First>
+constexpr ConvAlgorithm by_parts = winograd_by<First>("tiles_winograd", workspace<First>, run<First>);
 
-extern const ConvAlgorithm conv_tiles_winograd = winograd_by("tiles_winograd", workspace, run);
+}  // namespace
+}  // namespace winograd
+
+extern const ConvAlgorithm conv_tiles_winograd = winograd::by_parts<Int8x6>, conv_fp16_winograd = winograd::by_parts<Float16x3>;
 
 }  // namespace msctx::MSCTX_ISA

@@ -4,15 +4,17 @@
 #include "transformed_images.h"
 
 namespace msctx::MSCTX_ISA {
+namespace winograd_nonfused {
 namespace {
 
 constexpr int64_t workspace_bytes = 32 << 20;  // about what the tiles of a batch may take
 constexpr int64_t task_tiles = 8, task_columns = 2;
 
 // Batches of tiles are cut by the parts that are tried first.
-int64_t batch_of(const Transformed<Graded>& l) {
-  constexpr int64_t rows = Transformed<Graded>::rows_together;
-  const int64_t each = l.source_bytes() + Graded::row_tiles * l.columns * l.sums_bytes;
+template <class First>
+int64_t batch_of(const Transformed<First>& l) {
+  constexpr int64_t rows = Transformed<First>::rows_together;
+  const int64_t each = l.source_bytes() + First::row_tiles * l.columns * l.sums_bytes;
   return smaller(larger(1, workspace_bytes / each), divide_up(l.tiles(), rows)) * rows;
 }
 
@@ -78,39 +80,46 @@ Outcome run_batch(
   return worst;
 }
 
+template <class First>
 struct Both {
-  const Transformed<Graded> shapes;
-  const Plan<Graded> first;
-  const Plan<Wide> wide;
+  const Transformed<First> shapes;
+  const Plan<First> first;
+  const Plan<Wide<First>> wide;
   Both(const ConvProblem& p, Op op) : shapes(p, op), first(p, op, batch_of(shapes)), wide(p, op, batch_of(shapes)) {}
 };
 
+template <class First>
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  const Both both(p, op);
+  const Both<First> both(p, op);
   return larger(int64_t(both.first.size(threads)), int64_t(both.wide.size(threads)));
 }
 
+template <class First>
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
-  const Both both(p, op);
+  const Both<First> both(p, op);
   char* const data = static_cast<char*>(workspace);
-  const Filters<Graded> first(both.first.l, weights(0));
+  const Filters<First> first(both.first.l, weights(0));
   if (!first.head().is_finite) return false;
-  const bool fits = both.first.l.takes() && first.head().crest <= most_spread_at_points;
-  const double most = most_spread_at_points / first.head().crest;
+  const bool fits = both.first.l.takes() && first.head().crest <= most_spread_at_points<First>;
+  const double most = most_spread_at_points<First> / first.head().crest;
   for (int64_t group = 0; group < p.groups; group++)
     for (int64_t begin = 0; begin < both.first.l.tiles(); begin += both.first.together) {
       Outcome outcome = {State::too_wide, 0.0f};
-      if (fits) outcome = run_batch<Graded, false>(both.first, t, first, most, group, begin, data, parallel);
+      if (fits) outcome = run_batch<First, false>(both.first, t, first, most, group, begin, data, parallel);
       if (outcome.state == State::too_wide)
-        outcome = run_batch<Wide, true>(both.wide, t, Filters<Wide>(both.wide.l, weights(1)), 0.0, group, begin, data, parallel);
+        outcome = run_batch<Wide<First>, true>(both.wide, t, Filters<Wide<First>>(both.wide.l, weights(1)), 0.0, group, begin, data, parallel);
       if (outcome.state == State::not_finite) return false;
-      t.lost->join(winograd_lost(both.first.l.depth, outcome.largest, first.head().largest));
+      t.lost->join(winograd_lost<First>(both.first.l.depth, outcome.largest, first.head().largest));
     }
   return true;
 }
 
-}  // namespace
+template <class First>
+constexpr ConvAlgorithm by_parts = winograd_by<First>("tiles_winograd_nonfused", workspace<First>, run<First>);
 
-extern const ConvAlgorithm conv_tiles_winograd_nonfused = winograd_by("tiles_winograd_nonfused", workspace, run);
+}  // namespace
+}  // namespace winograd_nonfused
+
+extern const ConvAlgorithm conv_tiles_winograd_nonfused = winograd_nonfused::by_parts<Int8x6>, conv_fp16_winograd_nonfused = winograd_nonfused::by_parts<Float16x3>;
 
 }  // namespace msctx::MSCTX_ISA

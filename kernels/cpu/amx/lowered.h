@@ -143,8 +143,6 @@ struct Lowered {
   int64_t weight_bytes(int64_t result_phase) const { return blocks * count_taps(result_phase) * step_bytes; }
 };
 
-// --- what all algorithms on lowered problems declare --------------------------------------------------------------------------
-
 constexpr int64_t most_taps = 1024;
 constexpr const char* too_far = "its planes would be mostly zeros: its strides, padding or dilated window reach too far";
 
@@ -169,8 +167,6 @@ static inline Lost lost_of(double depth, double first, double second, double err
   const double unit = error / S::room, each = unit * S::dropped * first * second, cut = unit * S::cut;
   return {depth * (each + 2 * cut * first * second), each, cut * second, cut * first};
 }
-
-// --- weights --------------------------------------------------------------------------------------------------------------------
 
 // Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of
 // weight_bytes.

@@ -1,12 +1,12 @@
 // Every algorithm that runs on AMX, in order of priority; the rows of ../table.cpp follow them.
 
-#include "choice.h"
 #include "msctx/table.h"
 
 namespace msctx::MSCTX_ISA {
 
 extern const ConvAlgorithm conv_tiles_bf16x3, conv_tiles_bf16x6, conv_tiles_bf16x9, conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6,
-    conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd, conv_tiles_winograd_nonfused;
+    conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd, conv_tiles_winograd_nonfused, conv_fp16_gemm, conv_fp16_gemm_tf32,
+    conv_fp16_wgrad, conv_fp16_wgrad_tf32, conv_fp16_winograd, conv_fp16_winograd_nonfused;
 
 namespace {
 
@@ -63,40 +63,53 @@ Merit winograd_nonfused(const ConvProblem& p, Op op) { return winograd_pays(p, o
 
 Merit fair(const ConvProblem&, Op) { return Merit::fair; }
 
+// What a unit's algorithms are: with parts of integers, or of float16.
+struct Algorithms {
+  const ConvAlgorithm *gemm, *gemm_tf32, *wgrad, *wgrad_tf32, *winograd, *winograd_nonfused, *product;
+  const char* parts;  // by which a product names them
+};
+constexpr Algorithms of_integers{&conv_tiles_gemm, &conv_tiles_gemm_tf32, &conv_tiles_wgrad, &conv_tiles_wgrad_tf32,
+                                 &conv_tiles_winograd, &conv_tiles_winograd_nonfused, &conv_tiles_int8x6, "int8x6"};
+constexpr Algorithms of_float16{&conv_fp16_gemm, &conv_fp16_gemm_tf32, &conv_fp16_wgrad, &conv_fp16_wgrad_tf32,
+                                &conv_fp16_winograd, &conv_fp16_winograd_nonfused, &conv_fp16_gemm, "fp16x3"};
+
+template <const Algorithms& of>
 constexpr ConvRow rows[] = {
-    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, gemm},
-    {fprop, "winograd", &conv_tiles_winograd, winograd},
-    {fprop, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
-    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, gemm},
-    {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, gemm},
-    {fprop, "implicit_gemm", &conv_tiles_gemm, gemm},
+    {fprop, "implicit_precomp_gemm", of.gemm_tf32, gemm},
+    {fprop, "winograd", of.winograd, winograd},
+    {fprop, "winograd_nonfused", of.winograd_nonfused, winograd_nonfused},
+    {fprop, "implicit_precomp_gemm", of.gemm, gemm},
+    {fprop, "implicit_gemm", of.gemm_tf32, gemm},
+    {fprop, "implicit_gemm", of.gemm, gemm},
 
-    {dgrad, "algo_1", &conv_tiles_gemm_tf32, gemm},
-    {dgrad, "winograd", &conv_tiles_winograd, winograd},
-    {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
-    {dgrad, "algo_1", &conv_tiles_gemm, gemm},
+    {dgrad, "algo_1", of.gemm_tf32, gemm},
+    {dgrad, "winograd", of.winograd, winograd},
+    {dgrad, "winograd_nonfused", of.winograd_nonfused, winograd_nonfused},
+    {dgrad, "algo_1", of.gemm, gemm},
 
-    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, wgrad_gemm_tf32},
-    {wgrad, "algo_1", &conv_tiles_wgrad, wgrad_gemm},
+    {wgrad, "algo_1", of.wgrad_tf32, wgrad_gemm_tf32},
+    {wgrad, "algo_1", of.wgrad, wgrad_gemm},
 
-    {matmul, "tf32", &conv_tiles_gemm_tf32, gemm},
-#ifdef MSCTX_HAS_FLOAT16
-    {matmul, "fp16x3", &conv_tiles_gemm, gemm},
-    {matmul, "int8x6", &conv_tiles_int8x6, fair},
-#else
-    {matmul, "int8x6", &conv_tiles_int8x6, gemm},
-#endif
+    {matmul, "tf32", of.gemm_tf32, gemm},
+    {matmul, of.parts, of.product, gemm},
     {matmul, "bf16x6", &conv_tiles_bf16x6, fair},
     {matmul, "bf16x9", &conv_tiles_bf16x9, fair},
     {matmul, "bf16x3", &conv_tiles_bf16x3, fair},
+    {matmul, "int8x6", &conv_tiles_int8x6, fair},  // the last: those of integers have it above
 };
+constexpr int count = sizeof rows<of_integers> / sizeof(ConvRow);
 
-#define MSCTX_TEXT_OF(x) #x
-#define MSCTX_TEXT(x) MSCTX_TEXT_OF(x)
-constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0]};
+#ifdef MSCTX_EMULATED_TILES
+#define MSCTX_NAME(name) name "_emulated"
+#else
+#define MSCTX_NAME(name) name
+#endif
+constexpr ConvTable integers = {MSCTX_NAME("amx"), rows<of_integers>, count - 1};
+constexpr ConvTable float16 = {MSCTX_NAME("amx_fp16"), rows<of_float16>, count};
 
 }  // namespace
 
-const ConvTable& table() { return all; }
+const ConvTable& table() { return integers; }
+const ConvTable& table_of_float16() { return float16; }
 
 }  // namespace msctx::MSCTX_ISA

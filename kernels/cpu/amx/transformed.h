@@ -5,7 +5,6 @@
 // serves all points: the transforms' rows are made alike.
 #pragma once
 
-#include "choice.h"
 #include "msctx/toom_cook.h"
 #include "values.h"
 
@@ -116,8 +115,6 @@ struct Transformed {
   // The operand b: [block of results][point][block of depth][part][column tile].
   int64_t windows_apart() const { return blocks * step_bytes; }
 };
-
-// --- windows ---------------------------------------------------------------------------------------------------------------
 
 // A head, the scale of each result's channel (mantissas to be multiplied with the sums, exponents), the level of each channel of the
 // source, then operands b of each group.

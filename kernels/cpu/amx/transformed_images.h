@@ -7,8 +7,6 @@
 namespace msctx::MSCTX_ISA {
 namespace {
 
-// --- the source and the result -----------------------------------------------------------------------------------------------
-
 // Tiles that are neighbours in a row of them, in one image.
 struct Run {
   int64_t image, row, column, count;
@@ -242,8 +240,6 @@ class Results {
   const ConvTensors& tensors_;
 };
 
-// --- what both algorithms declare ---------------------------------------------------------------------------------------------
-
 static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(p.window[0] != 1 || p.window[1] != 3 || p.window[2] != 3, "it needs a window of 3x3");
@@ -252,20 +248,24 @@ static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
 }
 
-using Wide = typename WideOf<Graded>::type;  // for values that are spread too far
+template <class First>
+using Wide = typename WideOf<First>::type;  // for values that are spread too far
 // Values at the points are digits: fewer of these are left to lose, since sums at the points are larger than what the transform back leaves.
-constexpr double most_spread_at_points = Graded::is_fixed_point ? 64 : Graded::most_spread;
+template <class First>
+constexpr double most_spread_at_points = First::is_fixed_point ? 64 : First::most_spread;
 
-static inline size_t winograd_prepared_size(const ConvProblem& p, Op op, int form) {
-  const Transformed<Graded> graded(p, op);
-  const Transformed<Wide> wide(p, op);
-  return form == 0 ? Filters(graded, nullptr).size() : Filters(wide, nullptr).size();
+template <class First>
+size_t winograd_prepared_size(const ConvProblem& p, Op op, int form) {
+  const Transformed<First> first(p, op);
+  const Transformed<Wide<First>> wide(p, op);
+  return form == 0 ? Filters(first, nullptr).size() : Filters(wide, nullptr).size();
 }
-static inline void winograd_prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepared, const Parallel& parallel) {
-  const Transformed<Graded> graded(p, op);
-  const Transformed<Wide> wide(p, op);
+template <class First>
+void winograd_prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepared, const Parallel& parallel) {
+  const Transformed<First> first(p, op);
+  const Transformed<Wide<First>> wide(p, op);
   if (form == 0)
-    Filters(graded, prepared).fill(static_cast<const float*>(w), parallel);
+    Filters(first, prepared).fill(static_cast<const float*>(w), parallel);
   else
     Filters(wide, prepared).fill(static_cast<const float*>(w), parallel);
 }
@@ -273,20 +273,22 @@ static inline void winograd_prepare(const ConvProblem& p, Op op, int form, const
 // What is cut of the first kind of parts, see lost_of, of values at the points up to `first` and `second`: each of them costs a result as
 // much as the transform back takes of it. Points round apart from each other, however alike the channels are: an eighth of what all
 // could lose is more than was found by search.
-static inline Lost winograd_lost(int64_t depth, double first, double second) {
+template <class First>
+Lost winograd_lost(int64_t depth, double first, double second) {
   double most = 0.0;  // a row of the transform back
   for (const auto& row : Outputs::matrix.at) {
     double sum = 0.0;
     for (const float each : row) sum += each < 0.0f ? -each : each;
     most = sum > most ? sum : most;
   }
-  return {most * most / 16 * double(depth) * (Graded::dropped + 2 * Graded::cut) * first * second};
+  return {most * most / 16 * double(depth) * (First::dropped + 2 * First::cut) * first * second};
 }
 
 // Found by search, not proven: 6e-6, 2.2e-5 where each result's windows are spread over the channels in a way of their own, and 2.8e-5
 // where all channels are alike.
 static inline double winograd_error(const ConvProblem& p, Op op) { return or_gemm_error(2.9e-5, p, op); }
 
+template <class First>
 constexpr ConvAlgorithm winograd_by(
     const char* name, decltype(ConvAlgorithm::workspace) workspace, decltype(ConvAlgorithm::run) run) {
   return {
@@ -300,8 +302,8 @@ constexpr ConvAlgorithm winograd_by(
       .most_spread = 8,
       .reads_channels_last = true,
       .finishes = true,
-      .prepared_size = winograd_prepared_size,
-      .prepare = winograd_prepare,
+      .prepared_size = winograd_prepared_size<First>,
+      .prepare = winograd_prepare<First>,
       .prepared_for_all_sizes = true,
   };
 }

@@ -42,12 +42,10 @@ static inline Vec gelu_tanh(Vec x) {
   return x / (Vec::all(1.0f) + exponential(Vec::all(-1.59576912f) * cubic));
 }
 
-static inline Vec activated(const Epilogue& e, Vec v) {
+static inline Vec by_function(const Epilogue& e, Vec v) {
   const auto clamped = [](Vec x, float low, float high) { return minimum(Vec::all(high), maximum(Vec::all(low), x)); };
   const Vec one = Vec::all(1.0f), sixth = Vec::all(1.0f / 6);
   switch (e.activation) {
-    case Activation::none: return v;
-    case Activation::relu: return maximum(Vec::zero(), v);
     case Activation::clamp: return clamped(v, e.low, e.high);
     case Activation::silu: return v / (one + exponential(Vec::zero() - v));
     case Activation::sigmoid: return one / (one + exponential(Vec::zero() - v));
@@ -55,8 +53,13 @@ static inline Vec activated(const Epilogue& e, Vec v) {
     case Activation::hardsigmoid: return clamped(v + Vec::all(3.0f), 0.0f, 6.0f) * sixth;
     case Activation::gelu: return gelu(v);
     case Activation::gelu_tanh: return gelu_tanh(v);
+    default: return v;
   }
-  return v;
+}
+// Where results are stored there are the usual ones, and a call of all others.
+static inline Vec activated(const Epilogue& e, Vec v) {
+  if (e.activation == Activation::none) return v;
+  return e.activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(e, v);
 }
 
 static inline void raise(int32_t* to, int32_t bits) {

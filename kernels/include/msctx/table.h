@@ -18,9 +18,7 @@ namespace generic { const ConvTable& table(); }
 namespace avx2 { const ConvTable& table(); }
 namespace avx512 { const ConvTable& table(); }
 // Those with AMX have the rows that run on it, and then those of avx512.
-namespace amx { const ConvTable& table(); }
-namespace amx_fp16 { const ConvTable& table(); }
-namespace amx_emulated { const ConvTable& table(); }
-namespace amx_fp16_emulated { const ConvTable& table(); }
+namespace amx { const ConvTable &table(), &table_of_float16(); }
+namespace amx_emulated { const ConvTable &table(), &table_of_float16(); }
 
 }  // namespace msctx

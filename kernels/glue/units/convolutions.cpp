@@ -1,4 +1,0 @@
-// Convolutions, as PyTorch's dispatcher calls them.
-#include "glue/convolution.cpp"
-#include "glue/decisions.cpp"
-#include "glue/kept_weights.cpp"
