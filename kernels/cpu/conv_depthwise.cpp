@@ -18,8 +18,6 @@ static inline int64_t divide_down(int64_t a, int64_t b) { return a >= 0 ? a / b 
 static inline int64_t blocks(int64_t channels) { return divide_up(channels, lanes); }
 static inline int count_of(int64_t channels, int64_t block) { return int(smaller(lanes, channels - block * lanes)); }
 
-// --- what is read, and from where --------------------------------------------------------------------------------------
-
 // The source along one axis as it is copied for results (forward, backward_data) or rows of y (backward_weight) `first` to `last`:
 // index 0 is element `origin` of the tensor, and `extent` is enough for whole blocks of results, the last of which `slack` do not exist.
 struct Window {
@@ -105,8 +103,6 @@ Source read_source(const Planes& from, const int64_t size[3], Window rows, Windo
         from, (rows.origin + top) * size[2], (bottom - top) * size[2], data + top * source.pitch + left * lanes, size[2], source.pitch);
   return source;
 }
-
-// --- y from x and w, and the gradient of x ------------------------------------------------------------------------------
 
 // The weights of a block: those of channels of y (forward), or of channels of x, once for each of the `multiplier` channels of y.
 int64_t result_channels(const ConvProblem& p, Op op) { return op == Op::backward_data ? p.c : p.k; }
@@ -195,8 +191,6 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
   });
 }
 
-// --- the gradient of w ----------------------------------------------------------------------------------------------------
-
 // Images are summed in parts and those in their order, and within an image pieces of rows: all of them by the problem alone.
 int64_t images_of_part(const ConvProblem& p) { return divide_up(p.n, most_parts); }
 int64_t parts(const ConvProblem& p) { return p.n ? divide_up(p.n, images_of_part(p)) : 0; }
@@ -246,8 +240,6 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
     write_lanes(planes, 0, taps, total);
   });
 }
-
-// ----------------------------------------------------------------------------------------------------------------------------
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
   if (op != Op::backward_weight) return sizeof(float) * size_t(room(p, op).all() * threads);

@@ -70,13 +70,6 @@ struct Direct {
   }
 };
 
-void reasons(const ConvProblem& p, Op op, Reasons& why) {
-  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-  why.add_if(op != Op::forward, "it computes forward products only");
-}
-
-double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
-
 bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
   const Direct direct{p, static_cast<const float*>(t.x), static_cast<const float*>(t.w), static_cast<float*>(t.y)};
   const int64_t gk = group_k(p), strips = divide_up(gk, strip);
@@ -92,8 +85,8 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
 
 extern const ConvAlgorithm conv_direct = {
     .name = "direct",
-    .reasons = direct_loops::reasons,
-    .error = direct_loops::error,
+    .reasons = forward_reasons,
+    .error = gemm_error,
     .run = direct_loops::run,
 };
 

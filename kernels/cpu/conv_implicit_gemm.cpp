@@ -9,18 +9,12 @@ namespace msctx::MSCTX_ISA {
 namespace implicit_gemm {
 namespace {
 
-void reasons(const ConvProblem& p, Op op, Reasons& why) {
-  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-  why.add_if(op != Op::forward, "it computes forward products only");
-}
 void precomp_reasons(const ConvProblem& p, Op op, Reasons& why) {
-  reasons(p, op, why);
+  forward_reasons(p, op, why);
   why.add_if(!index_table_fits(p), "its indices have 32 bits, too few for such an image");
 }
 
 size_t precomp_workspace(const ConvProblem& p, Op, int) { return index_table_size(p); }
-
-double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
 
 // read(plane, tap, first, last, out): the elements of a plane under a tap for the output positions first to last.
 template <class Read>
@@ -64,15 +58,15 @@ bool precomp_run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&
 
 extern const ConvAlgorithm conv_implicit_gemm = {
     .name = "implicit_gemm",
-    .reasons = implicit_gemm::reasons,
-    .error = implicit_gemm::error,
+    .reasons = forward_reasons,
+    .error = gemm_error,
     .run = implicit_gemm::run,
 };
 extern const ConvAlgorithm conv_implicit_precomp_gemm = {
     .name = "implicit_precomp_gemm",
     .reasons = implicit_gemm::precomp_reasons,
     .workspace = implicit_gemm::precomp_workspace,
-    .error = implicit_gemm::error,
+    .error = gemm_error,
     .run = implicit_gemm::precomp_run,
 };
 

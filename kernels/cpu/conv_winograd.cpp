@@ -66,7 +66,7 @@ void run_taps(const Plan& plan, const float* filters, float* slots, const Parall
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons& reasons) {
-  winograd_reasons(p, reasons);
+  winograd_reasons(p, op, reasons);
   reasons.add_if(op == Op::backward_weight, "it has no weight gradient");
 }
 
@@ -74,8 +74,6 @@ size_t workspace(const ConvProblem& p, Op op, int threads) {
   const Plan plan(p, op, {}, threads);
   return sizeof(float) * size_t(threads * plan.slot_size());
 }
-
-double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
   const Plan plan(p, op, t, parallel.threads);
@@ -86,19 +84,6 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }  // namespace
 }  // namespace winograd
 
-extern const ConvAlgorithm conv_winograd = {
-    .name = "winograd",
-    .reasons = winograd::reasons,
-    .workspace = winograd::workspace,
-    .error = winograd::error,
-    .run = winograd::run,
-    .spreads_nonfinite = true,
-    .most_spread = 8,
-    .reads_channels_last = true,
-    .finishes = true,
-    .prepared_size = winograd_prepared_size,
-    .prepare = winograd_prepare,
-    .prepared_for_all_sizes = true,
-};
+extern const ConvAlgorithm conv_winograd = winograd_by("winograd", winograd::reasons, winograd::workspace, winograd::run);
 
 }  // namespace msctx::MSCTX_ISA

@@ -20,8 +20,6 @@ struct Pieces {
   int64_t at(int64_t first) const { return smaller(size, count - first); }
 };
 
-// --- forward and backward_data -------------------------------------------------------------------------------------------
-
 struct MapPlan {
   Mapping m;
   Grid grid;
@@ -94,7 +92,6 @@ void run_map(const ConvProblem& p, Op op, const ConvTensors& t, const float* fil
       run_map_piece<taps>(plan, group, plan.groups.at(group), tile, smaller(plan.tiles, all - tile), filters, workspace, parallel);
 }
 
-// --- backward_weight -----------------------------------------------------------------------------------------------------
 // Each tile of the gradient of y is a window for the inputs of that tile, and gives taps x taps outputs: their sum over all
 // tiles is the gradient of w. So here the products sum over the tiles.
 
@@ -195,15 +192,9 @@ void run_weight(const ConvProblem& p, const ConvTensors& t, float* workspace, co
   }
 }
 
-// --- what it declares --------------------------------------------------------------------------------------------------
-
-void reasons(const ConvProblem& p, Op, Reasons& reasons) { winograd_reasons(p, reasons); }
-
 size_t workspace(const ConvProblem& p, Op op, int) {
   return sizeof(float) * size_t(op == Op::backward_weight ? WeightPlan(p).size() : MapPlan(p, op, {}).size());
 }
-
-double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
   float* const floats = static_cast<float*>(workspace);
@@ -217,19 +208,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }  // namespace
 }  // namespace winograd_nonfused
 
-extern const ConvAlgorithm conv_winograd_nonfused = {
-    .name = "winograd_nonfused",
-    .reasons = winograd_nonfused::reasons,
-    .workspace = winograd_nonfused::workspace,
-    .error = winograd_nonfused::error,
-    .run = winograd_nonfused::run,
-    .spreads_nonfinite = true,
-    .most_spread = 8,
-    .reads_channels_last = true,
-    .finishes = true,
-    .prepared_size = winograd_prepared_size,
-    .prepare = winograd_prepare,
-    .prepared_for_all_sizes = true,
-};
+extern const ConvAlgorithm conv_winograd_nonfused =
+    winograd_by("winograd_nonfused", winograd_reasons, winograd_nonfused::workspace, winograd_nonfused::run);
 
 }  // namespace msctx::MSCTX_ISA

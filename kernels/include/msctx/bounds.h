@@ -28,6 +28,10 @@ static inline double gemm_error(const ConvProblem& p, Op op) {
     default: return sum_error(p.dtype, smaller(positions, positions_together), p.n * divide_up(positions, positions_together));
   }
 }
+static inline void forward_reasons(const ConvProblem& p, Op op, Reasons& why) {
+  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(op != Op::forward, "it computes forward products only");
+}
 // Of an algorithm that leaves to gemm what it cannot compute.
 static inline double or_gemm_error(double error, const ConvProblem& p, Op op) {
   const double gemm = gemm_error(p, op);

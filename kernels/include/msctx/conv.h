@@ -60,8 +60,6 @@ struct Prepared {
   const void* operator()(int form = 0) const { return get(arg, form); }
 };
 
-// --- sizes of a problem -----------------------------------------------------------------------------------------------
-
 static inline int64_t volume(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2]; }
 static inline int64_t group_c(const ConvProblem& p) { return p.c / p.groups; }
 static inline int64_t group_k(const ConvProblem& p) { return p.k / p.groups; }
@@ -83,8 +81,6 @@ static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline size_t align64(size_t bytes) { return (bytes + 63) & ~size_t(63); }
-
-// --- threads ----------------------------------------------------------------------------------------------------------
 
 // One thread.
 static inline Parallel serial() {

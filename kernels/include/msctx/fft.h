@@ -23,8 +23,6 @@ namespace msctx::MSCTX_ISA {
 constexpr int lanes = 16;  // whatever Vec::width is: the layout is part of the bits
 constexpr int row_floats = 2 * lanes;
 
-// --- 1-D --------------------------------------------------------------------------------------------------------------
-
 struct Fft {
   int64_t length;
   int passes;
@@ -196,8 +194,6 @@ static inline float* transform(const Fft& fft, float* a, float* b, bool inverse)
   }
   return a;
 }
-
-// --- 2-D --------------------------------------------------------------------------------------------------------------
 
 // Where the values along one axis lie: the i-th of count has the index first + i in the transform, and element + i * stride
 // in the tensor. All other indices of the transform are zeros (read), or are dropped (written).

@@ -24,8 +24,6 @@
 
 namespace msctx::MSCTX_ISA {
 
-// --- geometry ---------------------------------------------------------------------------------------------------------
-
 // Along one axis: how many phases and residues there are, with taps and with outputs, and how far the taps (outputs) of one
 // are apart.
 struct Polyphase {
@@ -141,8 +139,6 @@ static inline int64_t good_length(int axis, int64_t length) {
   return 2 * (whole - half <= half / 8 ? whole : half);
 }
 
-// --- products of spectra ----------------------------------------------------------------------------------------------
-
 // A matrix of blocks of 16 complex numbers.
 struct Blocks {
   float* at;
@@ -235,8 +231,6 @@ static inline void multiply(int64_t rows, int64_t first, int64_t last, int64_t d
     multiply_columns<conjugate, block_columns>(product, rows, first, last);
   }
 }
-
-// --- the convolution --------------------------------------------------------------------------------------------------
 
 // Memory for prepare(), which is given none.
 struct Floats {

@@ -62,8 +62,6 @@ static inline void from_points(const float* from, int64_t stride, float* to, int
   }
 }
 
-// --- tiles ---------------------------------------------------------------------------------------------------------------
-
 struct Extent {
   int64_t height, width;
   int64_t size() const { return height * width; }
@@ -162,8 +160,6 @@ static inline void store_tiles(
   finish.tell_peaks();
 }
 
-// --- the convolution that forward and backward_data are ------------------------------------------------------------------
-
 // result [images][groups * rows] = source [images][groups * depth] with the windows w. backward_data is the forward convolution
 // of the gradient of y with the windows turned by half a turn, and another padding (below 0 where that of x is wide).
 struct Mapping {
@@ -214,8 +210,6 @@ struct Mapping {
     };
   }
 };
-
-// --- the matrix products -------------------------------------------------------------------------------------------------
 
 // Terms that are added up at once: the order of each sum, so the same on every ISA. Few, since the transform back adds up errors of many
 // points, relative to values that may be larger than the result.
@@ -296,9 +290,7 @@ static inline void winograd_prepare(
   transform(Mapping(p, op, {}), static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
 }
 
-// --- what both declare --------------------------------------------------------------------------------------------------
-
-static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
+static inline void winograd_reasons(const ConvProblem& p, Op, Reasons& reasons) {
   const int64_t taps = p.window[1];
   reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   reasons.add_if(p.window[0] != 1 || p.window[2] != taps || (taps != 3 && taps != 5), "it needs a window of 3x3 or 5x5");
@@ -313,6 +305,25 @@ static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
 static inline double winograd_error(const ConvProblem& p, Op op) {
   const double channels = double(op == Op::forward ? group_c(p) : group_k(p));
   return or_gemm_error(op == Op::backward_weight ? 2.9e-5 : 0x1p-24 * (280 + channels / 5), p, op);
+}
+
+constexpr ConvAlgorithm winograd_by(
+    const char* name, decltype(ConvAlgorithm::reasons) reasons, decltype(ConvAlgorithm::workspace) workspace,
+    decltype(ConvAlgorithm::run) run) {
+  return {
+      .name = name,
+      .reasons = reasons,
+      .workspace = workspace,
+      .error = winograd_error,
+      .run = run,
+      .spreads_nonfinite = true,
+      .most_spread = 8,
+      .reads_channels_last = true,
+      .finishes = true,
+      .prepared_size = winograd_prepared_size,
+      .prepare = winograd_prepare,
+      .prepared_for_all_sizes = true,
+  };
 }
 
 }  // namespace
