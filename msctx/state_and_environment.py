@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,10 @@ def _is_known(name: str, text: str) -> bool:
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """A command line without what may be secret in it: the arguments of an entry (``args.x=``), and all values of other programs."""
+    """A command line without what may be secret: arguments of an entry (``args.x=``, ``-- …``), all values of other programs."""
     program, *rest = words or [""]
     path = Path(program)
     if path.name in ("msctx", "msctx.exe") or path == Path(__file__).parent / "__main__.py":
-        return [program, *(_ARGUMENT.sub(r"\1…", word) for word in rest)]
+        own = [*takewhile("--".__ne__, rest)]
+        return [program, *(_ARGUMENT.sub(r"\1…", word) for word in own), *["--", "…"] * (len(own) < len(rest))]
     return [program, *(re.sub(r"=.*", "=…", word, flags=re.DOTALL) if word.startswith("-") else "…" for word in rest)]

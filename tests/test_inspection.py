@@ -156,7 +156,8 @@ def test_our_own_command_line_is_recorded_without_the_arguments_of_the_entry(pro
     assert command_line([program, *words]) == [
         program, "run", "x.yaml", "deterministic=ON", "args.token=…", "--sweep", "args.key=…", "--json",
     ]  # fmt: skip
-    assert command_line([program, f"--sweep=args.key={SECRET}"]) == [program, "--sweep=args.key=…"]
+    words = [f"--sweep=args.key={SECRET}", "--", "--token", SECRET]
+    assert command_line([program, *words]) == [program, "--sweep=args.key=…", "--", "…"]
     for key in ("args", "experiment.args", "experiment.args.token", "experiment"):
         assert command_line([program, f"{key}={{token: {SECRET}}}"]) == [program, f"{key}=…"]
 

@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Annotated, NoReturn
 
 import typer
@@ -23,6 +24,7 @@ from msctx.at_start import refuse_other_torch
 from msctx.cli import machine_commands as machine
 from msctx.cli import option_file_and_state_commands as options
 from msctx.cli import run_commands as runs
+from msctx.cli.arguments_and_completion import ForScript
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
@@ -53,7 +55,8 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
     name, settings = ("exec", runs.SETTINGS) if command is runs.execute else (None, None)
-    app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
+    kind = ForScript if command in (runs.run, runs.verify) else None
+    app.command(name, cls=kind, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
 app.add_typer(machine.tune, name="tune", short_help="Show or clear what was measured.")
 
 
@@ -79,7 +82,8 @@ UNWRITTEN = {errno.EAGAIN, errno.EBADF, errno.ECONNRESET, errno.EDQUOT, errno.EF
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
-    as_json = "--json" in argv and os.environ.get("TORCHELASTIC_RUN_ID") != RUN_ID  # else the launching process reports
+    is_rank = os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID  # the launching process reports
+    as_json = "--json" in takewhile("--".__ne__, argv) and not is_rank
     for stream in (sys.stdout, sys.stderr):  # what an old terminal cannot show is spelt out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

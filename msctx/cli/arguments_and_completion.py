@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from glob import escape, glob
+from itertools import takewhile
 from os.path import isdir
 from typing import Annotated, Any
 
 import typer
+import yaml
+from typer.core import TyperCommand
 
 from msctx.options import OPTIONS, find
 from msctx.plan import device_named
+from msctx.run.experiment_and_entry import ALL_ARGUMENTS
 from msctx.shipped import shipped
 
 
@@ -81,3 +85,14 @@ Device = Annotated[str | None, typer.Option(help=ON, callback=lambda word: word 
 ENTRY = "A YAML file, the name of a shipped experiment (digits), package.module:function, or a script."
 Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, complete_experiment)]
 Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…, experiment.seed=…", complete_setting)]
+
+
+class ForScript(TyperCommand):
+    """A command whose words behind ``--`` are the arguments of a script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = [*takewhile("--".__ne__, args)]
+        if len(own) < len(args):
+            text = yaml.safe_dump(args[len(own) + 1 :], default_flow_style=True, default_style='"', width=float("inf"))
+            own.append(f"{ALL_ARGUMENTS}={text.strip()}")
+        return super().parse_args(ctx, own)

@@ -28,10 +28,13 @@ from msctx.run.runner import run_experiment, terminable
 from msctx.state_and_environment import command_line
 from msctx.verify.run_processes import sides
 
+OF_SCRIPT = "Options, args.NAME=…, experiment.seed=…; behind -- the arguments of a script, as they are."
+WordsOfScript = Annotated[Texts, argument("[KEY=VALUE]... [-- ARGUMENT...]", OF_SCRIPT, complete_setting)]
+
 
 def run(
     file: Entry,
-    overrides: Words = None,
+    overrides: WordsOfScript = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
     sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", complete_setting)] = None,
@@ -255,7 +258,7 @@ def capture(
 
 def verify(
     subject: Entry,
-    overrides: Words = None,
+    overrides: WordsOfScript = None,
     against: Annotated[Texts, option("WHAT", "run (default), threads[:N], compiled, or KEY=VALUE of the second run.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Compare the first steps only. Default: the whole run.")] = None,
     json_: Json = False,

@@ -60,7 +60,7 @@ class BuildSpec:
     files: dict[str, bytes]
     units: Units
     link: tuple[str, ...]
-    what: str = "kernels"
+    what: str = "part 1 of 2, the kernels"
     torch: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ def glue_spec(kernels: BuildSpec, library: Path) -> BuildSpec:
     file = f"libmsctx_torch-{identity[0]}-{key}.so"
     link = ("-pthread", str(library), *_runtime(), f"-L{folder}/lib", *TORCH)
     units = _units(files, "glue", *OF_GLUE, *include)
-    return BuildSpec(file, files, units, link, f"glue for torch {identity[0]}", identity)
+    return BuildSpec(file, files, units, link, f"part 2 of 2, the glue for torch {identity[0]}", identity)
 
 
 def _runtime() -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _make(spec: BuildSpec, verbose: bool) -> bytes:
         command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, encoding="utf-8", errors="replace", start_new_session=True
     ) as process:
         try:
-            output = _told(process.stdout or (), f"building the {spec.what} (once)", verbose)
+            output = _told(process.stdout or (), f"building {spec.what} (once)", verbose)
         except BaseException:
             process.terminate()  # ninja ends what it has begun
             process.wait()
@@ -211,7 +211,7 @@ def _make(spec: BuildSpec, verbose: bool) -> bytes:
             f"The sources are in {KERNEL_SOURCES}, the whole output is in {log}. "
             f"Try another compiler (CXX=…); if that does not help, report it with this file."
         )
-    say(f"built the {spec.what} in {time.perf_counter() - began:.1f} s")
+    say(f"built {spec.what} in {time.perf_counter() - began:.1f} s")
     return (folder / "result.so").read_bytes()
 
 

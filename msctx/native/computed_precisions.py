@@ -56,8 +56,8 @@ class Precisions(Rows[Computed]):
 
     def _table(self) -> tuple[tuple[str, ...], Iterator[list[str]]]:
         again = ("computed_again",) if any(row.computed_again for row in self) else ()
-        backward = ("backward",) if any(row.backward for row in self) else ()
-        columns = ("operator", "module", *backward, "dtype", "calls", "casts", *again, "why")
+        told = (name for name in ("module", "backward") if any(getattr(row, name) for row in self))
+        columns = ("operator", *told, "dtype", "calls", "casts", *again, "why")
         return columns, ([str(getattr(row, name)) for name in columns] for row in self)
 
 

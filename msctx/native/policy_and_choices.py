@@ -176,12 +176,15 @@ def rows(book: int | None = None) -> Choices:
 class Tally:
     """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once.
 
-    At the end it returns a warning for each rule of the context that no call matched, though some ran under it.
+    At the end it returns a warning for each rule of the context that no call matched, though some ran under it, and one if
+    ``performance`` could measure nothing.
     """
 
     def __init__(self, context: Any) -> None:
         found = (layer.settings.get(name) for layer in context.layers for name in RULES)
         self.rules = [rule for setting in found if setting is not None for rule in rules_of(setting.value)]
+        options = (pair for layer in context.layers for pair in layer.settings.items())
+        self.measured = [name for name, setting in options if setting.value == "performance"]
         self._book: int | None = None
         self._is_open = False
 
@@ -200,7 +203,14 @@ class Tally:
         if self._is_open:
             core.load().c.msctx_book_close(self._book)
             self._is_open = False
+            found += [*self._unmeasured()] if self.measured else []
         return found
+
+    def _unmeasured(self) -> Iterator[str]:
+        reasons = [row.reasons[:1] for row in self.choices() if row.requested == "performance"]
+        if reasons and all(reason and reason[0].startswith("not measured: ") for reason in reasons):
+            text = f"performance ({', '.join(self.measured)}) measured nothing:{reasons[0][0].partition(':')[2]}"
+            yield f"{text}. PyTorch's code ran"  # no error under strict: it begins with no option, and other programs decide
 
     def unmatched(self) -> list[str]:
         """A warning for each rule that no call has matched."""

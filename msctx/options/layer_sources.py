@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx._version import __version__
-from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
+from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, user_frame
 from msctx.options.kinds import BadValue, Size, check
 from msctx.options.option import UNSET, Option, Setting, device_of
 from msctx.options.registry import (
@@ -111,7 +111,7 @@ def with_preset(preset: str | PathLike[str] | None, options: dict[str, Any]) -> 
     if callable(preset):
         raise TypeError("write @msctx.context(...), with parentheses and options")
     if isinstance(preset, Mapping):
-        raise OptionError([Diagnostic("preset", "options are keyword arguments: write context(**options)")])
+        raise OptionError([Diagnostic("preset", "options are keyword arguments: write context(**options)", user_frame()[0])])
     if "preset" in options:
         raise OptionError([Diagnostic("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
     return {"preset": preset, **options}

@@ -34,10 +34,12 @@ _NAME = Kind(
     {"pattern": r"\S", "type": "string"},
 )
 _ARGUMENTS = Kind(  # the values are the entry's own matter
-    "a dictionary of named arguments: {name: value}",
-    where(lambda value: isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value)),
-    {"type": "object"},
+    "a dictionary of named arguments: {name: value}; for a script also a list of its words",
+    where(lambda value: isinstance(value, list) or (isinstance(value, dict) and all(str(k).isidentifier() for k in value))),
+    {"type": ["object", "array"]},
 )
+ALL_ARGUMENTS = "experiment.args"
+"""The word before ``=`` that has all arguments: of a script as a list."""
 ENTRY = "package.module:function, path/to/file.py:function, or the path of a script"
 _EXPERIMENT = {
     "name": _NAME,
@@ -62,7 +64,7 @@ class Experiment:
     file: Path | None = None
     name: str = "experiment"
     entry: str | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] | list[Any] = field(default_factory=dict)
     record_dir: str = "runs"
     entry_mark: Mark | None = None
 
@@ -200,7 +202,8 @@ class _Source:
         for word in words:
             key, equals, text = ("preset=" * (word in presets()) + word).partition("=")
             if not equals or not key:
-                self.report(word, "is not key=value", hint="arguments of a script are args.name=value" * word.startswith("-"))
+                is_script = str(self.found["experiment"].get("entry")).endswith(".py")
+                self.report(word, "is not key=value", hint="arguments of a script follow --" * is_script)
                 continue
             if key in given:
                 self.report(key, "is given twice")
@@ -218,6 +221,9 @@ class _Source:
             for part in reversed(path or [""]):
                 value = {part: value}
             self.found[section] = _merged(self.found[section], value)
+        named = [word for word in words if re.match(r"(experiment\.)?args\.", word)]
+        if named and any(word.startswith(f"{ALL_ARGUMENTS}=[") for word in words):
+            self.report(named[0].partition("=")[0], "excludes arguments behind --: write all of them there")
         self._check()
 
     def _check(self) -> None:
@@ -352,24 +358,27 @@ def _load_file(path: Path) -> Any:
 
 def _with_arguments(function: Entry, experiment: Experiment) -> Entry:
     """Check the arguments against the signature before anything runs; a parameter named ``run`` gets the run itself."""
+    if isinstance(args := experiment.args, list):
+        raise EntryError(f"entry {experiment.entry!r}: arguments of a function are args.NAME=value, not words behind --")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return lambda run: function(**experiment.args)
-    wants_run = "run" in signature.parameters and "run" not in experiment.args
+        return lambda run: function(**args)
+    wants_run = "run" in signature.parameters and "run" not in args
     try:
-        signature.bind(**experiment.args, **({"run": None} if wants_run else {}))
+        signature.bind(**args, **({"run": None} if wants_run else {}))
     except TypeError as wrong:
         raise EntryError(f"entry {experiment.entry!r}: {wrong}; it takes {signature}") from None
-    return lambda run: function(**experiment.args, **({"run": run} if wants_run else {}))
+    return lambda run: function(**args, **({"run": run} if wants_run else {}))
 
 
-def _script(path: Path, args: Mapping[str, Any]) -> Entry:
-    """A script runs as ``__main__``; its arguments stand on its command line as ``--name=value``."""
+def _script(path: Path, args: Mapping[str, Any] | list[Any]) -> Entry:
+    """A script runs as ``__main__``; its arguments stand on its command line, those with a name as ``--name=value``."""
 
     def call(run: Any) -> dict[str, Any]:
         argv, folder = sys.argv, str(path.parent)
-        sys.argv = [str(path), *(f"--{k}={v}" for k, v in args.items())]
+        words = args if isinstance(args, list) else [f"--{name}={value}" for name, value in args.items()]
+        sys.argv = [str(path), *map(str, words)]
         sys.path.insert(0, folder)
         try:
             runpy.run_path(str(path), run_name="__main__")

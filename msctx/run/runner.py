@@ -75,6 +75,7 @@ def undisturbed() -> Iterator[None]:
 T = TypeVar("T")
 
 _active: list[Run] = []
+_TEXT, _NUMBER = "tag:yaml.org,2002:str", tuple("+-.0123456789")
 
 
 class Run:
@@ -142,7 +143,9 @@ def run_experiment(
             record.json("plan.json", plan.as_dict())
             record.json("state.json", state())
             record.json("environment.json", environment())
-            record.text("config.yaml", yaml.safe_dump(plain(config(experiment)), sort_keys=False, allow_unicode=True))
+            record.text(
+                "config.yaml", yaml.dump(plain(config(experiment)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+            )
             run = Run(record, plan, progress)
             if announce is not None:
                 announce(run)
@@ -245,6 +248,13 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     return result, error
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that YAML 1.2 takes for numbers, too, such as 1e3."""
+
+
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TEXT, text, "'" if text[:1] in _NUMBER else None))
+
+
 def config(experiment: Experiment) -> dict[str, Any]:
     """The experiment with everything resolved: running this file repeats the run."""
     options: dict[str, Any] = {}
@@ -263,6 +273,6 @@ def config(experiment: Experiment) -> dict[str, Any]:
         entry = f"{(experiment.file.parent / path).resolve()}{colon}{name}"
     return {
         "context": options,
-        "experiment": {"name": experiment.name, "entry": entry, "args": dict(experiment.args)},
+        "experiment": {"name": experiment.name, "entry": entry, "args": experiment.args},
         "record": {"dir": experiment.record_dir},
     }

@@ -79,6 +79,9 @@ class Process:
             problem = MsctxError(found["problem"])
             problem.exit_code = found["exit_code"]
             raise problem
+        if "\n" not in found.get("error", "\n"):  # it ended itself: no traceback tells why
+            last = (self.folder / "stderr").read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
+            found["error"] = "\n".join([found["error"], *last])
         self.values, self.idle = found.pop("values", self.values), found.pop("idle", self.idle)
         return found
 

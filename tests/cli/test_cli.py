@@ -49,6 +49,16 @@ def test_run_a_function_by_its_name(command, tmp_path, monkeypatch):
     assert [point["result"]["twice"] for point in found["points"]] == [8, 10]
 
 
+def test_what_follows_two_dashes_are_the_arguments_of_a_script(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(repr(sys.argv[2:]))")
+    words = ["--fast", "--batch-size", "3", "1e3", "09", "", "a: 'é😀\"", "--json", "--"]
+    assert command("run", "job.py", "seed=0", "--out", "run", "--", "ran", *words)[0] == 0
+    (tmp_path / "ran").rename("first")
+    assert command("run", "run/config.yaml", "--out", "again")[0] == 0
+    assert (tmp_path / "ran").read_text() == (tmp_path / "first").read_text() == repr(words)
+
+
 def test_explain_changes_nothing_and_needs_no_torch():
     code = (
         "import sys\nfrom msctx.cli import main\n"

@@ -70,10 +70,11 @@ def test_options_beat_the_preset_beside_them() -> None:
 
 
 def test_two_presets_are_a_contradiction() -> None:
-    with pytest.raises((OptionError, TypeError)):
-        msctx.context("fast", preset="debug")
-    with pytest.raises((OptionError, TypeError)):
-        msctx.set_context("fast", preset="debug")
+    for call in (msctx.context, msctx.set_context):
+        with pytest.raises((OptionError, TypeError)):
+            call("fast", preset="debug")
+    with pytest.raises(OptionError, match=r"test_precedence.py:\d+  preset: options are keyword arguments"):
+        msctx.context({"seed": 1})
 
 
 def test_two_spellings_of_one_option() -> None:

@@ -135,7 +135,8 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
         assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
     calm = iter([False])  # load that begins during a measurement
     monkeypatch.setattr(tuning_in_core, "is_busy", lambda: next(calm, True))
-    row, measured = forward()
+    with pytest.warns(msctx.MsctxWarning, match=r"^performance \(conv_fprop_algo\) measured nothing: more threads were "):
+        row, measured = forward(strict=True)
     assert (row.reasons, measured) == (("not measured: more threads were runnable than there are cores",), 0)
     assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
 
