@@ -65,13 +65,20 @@ Merit fair(const ConvProblem&, Op) { return Merit::fair; }
 
 // What a unit's algorithms are: with parts of integers, or of float16.
 struct Algorithms {
-  const ConvAlgorithm *gemm, *gemm_tf32, *wgrad, *wgrad_tf32, *winograd, *winograd_nonfused, *product;
-  const char* parts;  // by which a product names them
+  const ConvAlgorithm *gemm, *gemm_tf32, *wgrad, *wgrad_tf32, *winograd, *winograd_nonfused;
+  struct {
+    const char* name;
+    const ConvAlgorithm* by;
+  } products[5];
 };
 constexpr Algorithms of_integers{&conv_tiles_gemm, &conv_tiles_gemm_tf32, &conv_tiles_wgrad, &conv_tiles_wgrad_tf32,
-                                 &conv_tiles_winograd, &conv_tiles_winograd_nonfused, &conv_tiles_int8x6, "int8x6"};
+                                 &conv_tiles_winograd, &conv_tiles_winograd_nonfused,
+                                 {{"int8x6", &conv_tiles_int8x6}, {"bf16x6", &conv_tiles_bf16x6}, {"bf16x9", &conv_tiles_bf16x9},
+                                  {"bf16x3", &conv_tiles_bf16x3}}};
 constexpr Algorithms of_float16{&conv_fp16_gemm, &conv_fp16_gemm_tf32, &conv_fp16_wgrad, &conv_fp16_wgrad_tf32,
-                                &conv_fp16_winograd, &conv_fp16_winograd_nonfused, &conv_fp16_gemm, "fp16x3"};
+                                &conv_fp16_winograd, &conv_fp16_winograd_nonfused,
+                                {{"fp16x3", &conv_fp16_gemm}, {"int8x6", &conv_tiles_int8x6}, {"bf16x6", &conv_tiles_bf16x6},
+                                 {"bf16x9", &conv_tiles_bf16x9}, {"bf16x3", &conv_tiles_bf16x3}}};
 
 template <const Algorithms& of>
 constexpr ConvRow rows[] = {
@@ -91,11 +98,11 @@ constexpr ConvRow rows[] = {
     {wgrad, "algo_1", of.wgrad, wgrad_gemm},
 
     {matmul, "tf32", of.gemm_tf32, gemm},
-    {matmul, of.parts, of.product, gemm},
-    {matmul, "bf16x6", &conv_tiles_bf16x6, fair},
-    {matmul, "bf16x9", &conv_tiles_bf16x9, fair},
-    {matmul, "bf16x3", &conv_tiles_bf16x3, fair},
-    {matmul, "int8x6", &conv_tiles_int8x6, fair},  // the last: those of integers have it above
+    {matmul, of.products[0].name, of.products[0].by, gemm},
+    {matmul, of.products[1].name, of.products[1].by, fair},
+    {matmul, of.products[2].name, of.products[2].by, fair},
+    {matmul, of.products[3].name, of.products[3].by, fair},
+    {matmul, of.products[4].name, of.products[4].by, fair},  // not of integers, which have no more
 };
 constexpr int count = sizeof rows<of_integers> / sizeof(ConvRow);
 
