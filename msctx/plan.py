@@ -24,7 +24,7 @@ FAILING = ("refused", "inert")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One option on one device: what was asked, by whom, and what comes of it.
+    """One option on one device: what was requested, by whom, and what comes of it.
 
     ``status`` is one of ``honoured``, ``approximated`` (``reason``: what differs), ``inert`` (deprecated, or without a
     meaning on this device), or ``refused`` (cannot be done here).

@@ -188,7 +188,7 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
         used = {
             True: "used here" + f" (another {differs})" * bool(differs),
             False: f"not used here: another {differs}",
-            None: f"of {group['place']}, which cannot be asked here" * bool(found["stamps_here"]),
+            None: f"of {group['place']}, which cannot be read here" * bool(found["stamps_here"]),
         }
         parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
         rows = []

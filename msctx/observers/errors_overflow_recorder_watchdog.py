@@ -199,10 +199,9 @@ def sentence(row: Row) -> str:
         f"not finite before: {', '.join(came)}" if came else f"from {'' if unread else 'finite '}inputs ({inputs or 'none'})"
     )
     origin += f", not read: {', '.join(unread)}" if unread else ""
-    return (
-        f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['line']}: "
-        f"{_counted(row['outputs'])}, {origin}"
-    )
+    others = {dtype_of(t) for t in row["outputs"] if _counted([t])} - {dtype_of(t) for t in row["inputs"]}  # autocast's
+    found = _counted(row["outputs"]) + f" in {' and '.join(sorted(others))}" * bool(others)
+    return f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['line']}: {found}, {origin}"
 
 
 def _named(t: Row) -> str:

@@ -256,11 +256,12 @@ def test_options_of_a_group(command):
     assert [o["name"] for o in json.loads(out)] == [*algorithms, "conv_allow_tf32", "matmul_allow_tf32"]
 
 
-def test_wrong_usage_is_reported_as_json_too(command):
-    code, out, err = command("explain", "--bogus", "--json")
-    assert code == 2
+@pytest.mark.parametrize(("name", "hint"), [("explain", 0), ("run", 1), ("verify", 1)])
+def test_wrong_usage_is_reported_as_json_too(command, name, hint):
+    code, out, err = command(name, "--bogus", "--json")
+    assert (code, json.loads(out)["exit_code"]) == (2, 2)
     assert "No such option" in err
-    assert json.loads(out)["exit_code"] == 2
+    assert err.count("own arguments follow --") == hint
 
 
 @pytest.mark.full

@@ -147,6 +147,14 @@ def test_a_cast_to_float8_that_clips_is_no_overflow(tmp_path: Path) -> None:
     assert len(overflows(lambda: large.to(torch.float8_e4m3fn), tmp_path)) == (0 if clips else 1)
 
 
+def test_a_dtype_that_no_input_has_is_named(tmp_path: Path) -> None:
+    """Autocast has cast them."""
+    large = torch.full((4, 4), 300.0)
+    with torch.autocast("cpu", torch.float16):
+        (found,) = overflows(lambda: torch.mm(large, large), tmp_path)
+    assert "16 Inf in float16, from finite inputs (self float32[4x4]" in found
+
+
 class Root(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sqrt()
