@@ -36,6 +36,7 @@ PRODUCT = 3
 EMULATED = "_emulated"
 _FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "cpu"
 _TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("amx/table.cpp", "table.cpp"))
+_ROWS = re.sub(r"\bof\.(?=\w+, )", "&conv_tiles_", _TABLES)  # of either unit
 _STORED = (np.float32, np.float64, np.float16, np.uint16)
 
 
@@ -43,7 +44,8 @@ def _named(direction: str, name: str, algorithm: str) -> str:
     return "-".join([direction, name, *([algorithm] if algorithm != name else [])])
 
 
-_FOUND = dict.fromkeys(re.findall(r'{(fprop|dgrad|wgrad|matmul), "(\w+)", &conv_(\w+)', _TABLES))
+_PRODUCTS = [("matmul", *found) for found in re.findall(r'{"(\w+)", &conv_(tiles_\w+)}', _TABLES)]
+_FOUND = dict.fromkeys([*re.findall(r'{(fprop|dgrad|wgrad|matmul), "(\w+)", &conv_(\w+)', _ROWS), *_PRODUCTS])
 _OF_CONVOLUTIONS = {algorithm for direction, _, algorithm in _FOUND if direction != "matmul"}
 ROWS = tuple(_named(*row) for row in _FOUND if row[0] != "matmul" or row[2] not in _OF_CONVOLUTIONS)
 """Each algorithm once for each direction; of products those that no convolution has. From the source, since a test's parameters are
