@@ -174,7 +174,7 @@ NO_BOUND = "no algorithm with a larger bound is chosen; PyTorch's own path state
 OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
 ON_CUDA = {
     "direct": "by msctx's depthwise kernel",
-    "winograd": "not on Hopper GPUs",
+    "winograd": "no winograd on Hopper",
 }
 
 
