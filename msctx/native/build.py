@@ -274,7 +274,7 @@ def find_compiler() -> Compiler:
         except (ValueError, OSError, SubprocessError) as error:
             if given or shutil.which(name):
                 why = why or f"{'CXX=' if given else ''}{name}: {error}; "
-    raise NativeError(f"{why}no C++ compiler (install g++ or clang++, or name one in CXX)")
+    raise NativeError(f"{why}no C++ compiler (apt install g++, or name one in CXX)")
 
 
 def first_lines(log: str, most: int = 12) -> str:

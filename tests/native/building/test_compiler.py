@@ -21,7 +21,7 @@ def path(tmp_path, monkeypatch):
 
 
 def test_no_compiler_or_one_that_does_not_work(path, sources, monkeypatch):
-    reason = "no C++ compiler (install g++ or clang++, or name one in CXX)"
+    reason = "no C++ compiler (apt install g++, or name one in CXX)"
     assert native.obstacle() == native.obstacle() == reason
     with pytest.raises(NativeError) as caught:
         native.build()
@@ -47,7 +47,7 @@ def test_a_compiler_that_is_too_old(path, sources):
     (path / "g++").chmod(0o700)
     assert native.obstacle() == (
         "g++: cannot be used for C++20: g++: error: unrecognized command line option '-std=c++20'; "
-        "no C++ compiler (install g++ or clang++, or name one in CXX)"
+        "no C++ compiler (apt install g++, or name one in CXX)"
     )
 
 
