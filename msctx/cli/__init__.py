@@ -122,8 +122,6 @@ def main(argv: list[str] | None = None) -> None:
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()
-        if type(error).__name__ == "NoSuchOption" and error.ctx.command.name in ("run", "verify"):  # type: ignore[attr-defined]
-            print("a script's own arguments follow --", file=sys.stderr)
         _end(error, getattr(error, "message", str(error)) * as_json, getattr(error, "exit_code", 2), as_json)
     finally:
         warnings.formatwarning = plain_format

@@ -95,4 +95,9 @@ class ForScript(TyperCommand):
         if len(own) < len(args):
             text = yaml.safe_dump(args[len(own) + 1 :], default_flow_style=True, default_style='"', width=float("inf"))
             own.append(f"{ALL_ARGUMENTS}={text.strip()}")
-        return super().parse_args(ctx, own)
+        try:
+            return super().parse_args(ctx, own)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # an option that does not exist; typer has classes of click's in private
+                error.message += "; a script's own arguments follow --"  # type: ignore[attr-defined]
+            raise

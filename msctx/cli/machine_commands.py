@@ -24,8 +24,7 @@ from msctx.native.cuda.compiled_kernels import ARCHS
 from msctx.run.experiment_and_entry import read
 from msctx.state_and_environment import library_version
 
-TESTED_TORCH = "2.13.0"
-"""The versions of torch that the test suite has really run with."""
+TESTED_TORCH = "2.13.0"  # with which the whole test suite runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _NAME = Kind(
 )
 _ARGUMENTS = Kind(  # the values are the entry's own matter
     "a dictionary of named arguments: {name: value}; for a script also a list of its words",
-    where(lambda value: isinstance(value, list) or (isinstance(value, dict) and all(str(k).isidentifier() for k in value))),
+    where(lambda v: isinstance(v, list) or (isinstance(v, dict) and all(isinstance(k, str) and k.isidentifier() for k in v))),
     {"type": ["object", "array"]},
 )
 ALL_ARGUMENTS = "experiment.args"
