@@ -1,4 +1,4 @@
-"""One context for how PyTorch executes: MindSpore's context options, applied to PyTorch, scoped and restored exactly."""
+"""One context for how PyTorch executes: MindSpore's context options, in PyTorch, and restored on exit with few exceptions."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
 DONE = ("honoured", "approximated")
 FAILING = ("refused", "inert")
+UNTRIED = "Ascend: never run on a chip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,14 @@ class Plan(Table):
         failing = {row.spelling for row in self.failing}
         return tuple(dict.fromkeys(r.spelling for r in self.rows if r.status in DONE and r.spelling not in failing))
 
+    @property
+    def counts(self) -> str:
+        """How many options take effect where it counts, in all and by status."""
+        how = {row.spelling: row.status for row in sorted(self.rows, key=self._counts) if row.status in DONE}
+        found = [how[spelling] for spelling in self.applied]
+        told = ", ".join(f"{found.count(status)} {status}" for status in DONE if status in found)
+        return f"{len(found)} of {len({row.spelling for row in self.rows})} options take effect{f' ({told})' * bool(told)}"
+
     @cached_property
     def failing(self) -> tuple[Row, ...]:
         """The rows of options without effect where it counts: on the target, else on the accelerator that is present,
@@ -176,7 +185,8 @@ class Plan(Table):
         return ["option", "value", "from", "device", "status", "switches, or why"], map(cells, self.rows)
 
     def _notes(self) -> list[str]:
-        return [f"preview only: no {self.target} here; entering it raises DeviceError"] if self.missing else []
+        preview = [f"preview only: no {self.target} here; entering it raises DeviceError"] * self.missing
+        return [*preview, *[UNTRIED] * any(row.device == "ascend" for row in self.rows)]
 
     @cached_property
     def digest(self) -> str:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import is_dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from msctx.options.registry import instead, vocabulary
 from msctx.options.switch_values import TWINS, WITHOUT_A_TWIN
 from msctx.plan import DONE
 from msctx.reference import _companions, failing, is_partial, on_device, typical
+from msctx.switches import SWITCHES
 from msctx.themes.graph_kernel_flags import FLAGS, PATTERN
 
 ROOT = Path(__file__).parents[1]
@@ -252,14 +254,27 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
         cells = " | ".join(cell(option, device) for device in DEVICES)
         own, first = " (msctx)" * (option.source == "msctx"), re.split(r"(?<=[\w)])\. ", option.help)[0]
         table.append(f"| `{option.name}`{own} | {first.rstrip('.')} | {cells} |")
-    counts = [sum(on_device(option, device).status in DONE for option in shown) for device in DEVICES]
-    for row, count in zip(("CPU", "NVIDIA", "Ascend"), counts, strict=True):
-        assert re.search(rf"^\| {row}.*\| {count} (of \d+ )?options", README.read_text(encoding="utf-8"), re.MULTILINE), count
-    ours = sum(option.source == "msctx" for option in known)
-    whole = f"of {len(known)} options take effect (MindSpore and CANN have {len(known) - ours}, msctx {ours})"
-    assert whole in README.read_text(encoding="utf-8"), whole
-    table += ["", "Of these take effect: {} on a CPU, {} on NVIDIA, {} on Ascend.".format(*counts)]
+    found = [[on_device(option, device).status for option in shown] for device in DEVICES]
+    told = [
+        "{} options take effect ({} honoured, {} approximated)".format(sum(n), *n)
+        for n in ([*map(f.count, DONE)] for f in found)
+    ]
+    ours, readme = sum(option.source == "msctx" for option in known), README.read_text(encoding="utf-8")
+    for row, text in zip(("CPU", "NVIDIA", "Ascend"), told, strict=True):
+        assert re.search(rf"^\| {row}.*\| {re.escape(text)}", readme, re.MULTILINE), text
+    assert (whole := f", of {len(known)}: {len(known) - ours} of MindSpore and CANN, {ours} of msctx.") in readme, whole
+    table += ["", "On a CPU {}, on NVIDIA {}, on Ascend {}.".format(*told)]
     assert holds(DOCS / "reference/options.md", "options", "\n".join(table) + "\n", update)
+
+
+def test_the_settings_that_stay_are_those_of_the_switches(update: bool) -> None:
+    by: dict[str, dict[str, None]] = {}
+    for option, device in product(OPTIONS.values(), DEVICES):
+        for switch in on_device(option, device).assignments:
+            by.setdefault(switch, {})[f"`{option.name}`"] = None
+    table = ["| setting | of | why it stays |", "|---|---|---|"]
+    table += [f"| `{s.name}` | {', '.join(by[s.name])} | {s.lasts} |" for s in SWITCHES.values() if s.lasts]
+    assert holds(DOCS / "explanation/concepts.md", "lasting", "\n".join(table) + "\n", update)
 
 
 def test_what_the_options_in_place_of_torchs_flags_set(update: bool) -> None:

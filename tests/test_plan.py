@@ -58,6 +58,7 @@ def test_what_a_higher_level_displaces_is_told() -> None:
 def test_a_row_in_words() -> None:
     (row,) = planned({**REFUSES}).rows
     assert str(row).startswith(f"{REFUSED}=True on cpu: refused: torch 2.13 computes wrong gradients")
+    assert str(msctx.explain(deterministic="ON", device="ascend")).endswith(f"\n{plan.UNTRIED}")
 
 
 @pytest.mark.parametrize("device", DEVICES)

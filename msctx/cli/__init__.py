@@ -31,7 +31,7 @@ from msctx.run.launch import RUN_ID
 
 app = typer.Typer(
     name="msctx",
-    help="One context for how PyTorch executes: MindSpore's context options, scoped, explained and restored exactly.",
+    help="One context for how PyTorch executes: MindSpore's context options, scoped, explained, restored with few exceptions.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

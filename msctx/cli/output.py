@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from msctx.plan import Plan
+from msctx.plan import UNTRIED, Plan
 from msctx.run.record import plain
 from msctx.themes.base import STAYS
 
@@ -77,9 +77,8 @@ def plan_page(plan: Plan) -> tuple[Group, Text]:
 
 
 def _applied(plan: Plan) -> Text:
-    spellings = dict.fromkeys(row.spelling for row in plan.rows)
-    text = Text(f"{len(plan.applied)} of {len(spellings)} options take effect")
-    if left := [s for s in spellings if s not in plan.applied]:
+    text = Text(plan.counts)
+    if left := [s for s in dict.fromkeys(row.spelling for row in plan.rows) if s not in plan.applied]:
         text.append(f"; not: {', '.join(left)}", style="yellow")
     if plan.strict and (plan.failing or plan.incomplete):
         text.append("\nstrict=True: entering this would be refused", style="red")
@@ -106,17 +105,17 @@ def catalogue_page(rows: Sequence[Mapping[str, Any]], device: str) -> tuple[Tabl
     counts = Counter(row["status"] for row in rows)
     told = ", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status])
     return _table(("path", "value", "from", "status", "switches, or why"), lines), Text(
-        f"{len(rows)} paths on {device}: {told}"
+        f"{len(rows)} paths on {device}: {told}{f'; {UNTRIED}' * (device == 'ascend')}"
     )
 
 
-def options_table(options: Iterable[Mapping[str, Any]]) -> Table:
+def options_table(options: Iterable[Mapping[str, Any]]) -> tuple[Table, Text]:
     """Every option in a line: what it takes, and its status on each device."""
     lines = []
     for option in options:
         values = ", ".join(str(v["value"]) for v in option["values"]) or option["allowed"]
         lines.append((option["name"], values, *(_status(option["status"][device]["status"]) for device in DEVICE_WORDS)))
-    return _table(("option", "takes", *DEVICE_WORDS.values()), lines)
+    return _table(("option", "takes", *DEVICE_WORDS.values()), lines), Text(UNTRIED)
 
 
 def option_page(option: Mapping[str, Any]) -> Group:
@@ -143,7 +142,8 @@ def option_page(option: Mapping[str, Any]) -> Group:
         found = option["status"][device]
         facts[f"on {word}"] = "; ".join(filter(None, [found["status"], ", ".join(found["switches"]), found["reason"]]))
     facts |= {"with others": "\n".join(option["interactions"]), "such a file": (option["file"] or "").rstrip()}
-    return Group(*parts, _table(("", ""), ((Text(name, style="dim"), value) for name, value in facts.items() if value)))
+    lines = [(Text(name, style="dim"), value) for name, value in facts.items() if value]
+    return Group(*parts, _table(("", ""), lines), Text(UNTRIED))
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:

@@ -28,7 +28,7 @@ def test_explain_as_a_table(command):
         "no CUDA device",
     ):
         assert expected in out
-    assert f"1 of 3 options take effect; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
+    assert f"1 of 3 options take effect (1 honoured); not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
 
 
 def test_a_preset_stands_where_options_do(command, tmp_path, monkeypatch):
@@ -296,4 +296,4 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(command):
 def test_explain_reports_that_strict_would_refuse(command):
     _, out, _ = command("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
-    assert f"1 of 2 options take effect; not: {REFUSED.partition('=')[0]}" in out
+    assert f"1 of 2 options take effect (1 honoured); not: {REFUSED.partition('=')[0]}" in out
