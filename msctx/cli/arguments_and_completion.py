@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from glob import escape, glob
 from itertools import takewhile
-from os.path import isdir
 from typing import Annotated, Any
 
 import typer
@@ -14,28 +12,8 @@ from typer.core import TyperCommand
 
 from msctx.options import OPTIONS, find
 from msctx.plan import device_named
-from msctx.run.experiment_and_entry import ALL_ARGUMENTS
+from msctx.run.experiment_and_entry import WORDS
 from msctx.shipped import shipped
-
-
-def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
-    """What a ``KEY=VALUE`` may go on as.
-
-    bash makes three words of it and completes the last; other shells complete all of it. Of the only option that fits, the values
-    are offered at once: bash puts a space behind a word that can only go on in one way.
-    """
-    before = [word for words in context.params.values() if isinstance(words, list | tuple) for word in words]
-    while before and before[-1] == "=":
-        before.pop()
-    if before and find(before[-1]):
-        return _values_of(before[-1], incomplete)
-    key, sign, start = incomplete.partition("=")
-    if sign:
-        return [f"{key}={value}" for value in _values_of(key, start)]
-    names = complete_option(incomplete)
-    if len(names) == 1 and (values := _values_of(names[0], "")):
-        return [f"{names[0]}={value}" for value in values]
-    return [f"{name}=" for name in names]
 
 
 def complete_option(incomplete: str) -> list[str]:
@@ -44,29 +22,20 @@ def complete_option(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _complete_shipped(*folders: str) -> Callable[[str], list[str]]:
-    """Offers what is shipped in some folders of configs, YAML files, and folders."""
-
-    def complete(incomplete: str) -> list[str]:
-        names = {name for folder in folders for name in shipped(folder) if name.startswith(incomplete)}
-        files = [path for path in glob(f"{escape(incomplete)}*") if path.endswith((".yaml", ".yml")) or isdir(path)]
-        return sorted(names) + sorted(f"{path}/" if isdir(path) else path for path in files)
-
-    return complete
+def complete_setting(incomplete: str) -> list[str]:
+    """What a ``KEY=VALUE`` may go on as: an option, then (but in bash, whose words end at ``=``) one of its values."""
+    key, sign, start = incomplete.partition("=")
+    if not sign or (option := find(key)) is None:
+        return [f"{name}=" for name in complete_option(incomplete) if not sign]
+    return [f"{key}={value}" for value in option.kind.form.get("enum", []) if str(value).startswith(start)]
 
 
-complete_experiment = _complete_shipped("experiments")
-complete_subject = _complete_shipped("compare", "experiments", "workloads")
+def _shipped(*folders: str) -> Callable[[str], list[str]]:
+    """Completes what is shipped in some folders of configs; where nothing fits, the shell completes files."""
+    return lambda incomplete: [name for folder in folders for name in shipped(folder) if name.startswith(incomplete)]
 
 
-def _values_of(key: str, start: str) -> list[str]:
-    found = find(key)
-    schema = found.kind.form if found else {}
-    values = [True, False] if schema.get("type") == "boolean" else schema.get("enum", [])
-    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-    return [word for word in dict.fromkeys(words) if word.startswith(start)]
-
-
+complete_subject = _shipped("compare", "workloads")
 Texts = list[str] | None
 
 
@@ -83,7 +52,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 ON = "Statuses for cpu, cuda (GPU) or ascend (NPU), present or not. Default: this machine."
 Device = Annotated[str | None, typer.Option(help=ON, callback=lambda word: word and device_named(word))]
 ENTRY = "A YAML file, the name of a shipped experiment (digits), package.module:function, or a script."
-Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, complete_experiment)]
+Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, _shipped("experiments"))]
 Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…, experiment.seed=…", complete_setting)]
 
 
@@ -94,7 +63,7 @@ class ForScript(TyperCommand):
         own = [*takewhile("--".__ne__, args)]
         if len(own) < len(args):
             text = yaml.safe_dump(args[len(own) + 1 :], default_flow_style=True, default_style='"', width=float("inf"))
-            own.append(f"{ALL_ARGUMENTS}={text.strip()}")
+            own.append(f"args.{WORDS}={text.strip()}")
         try:
             return super().parse_args(ctx, own)
         except Exception as error:

@@ -125,9 +125,7 @@ def _compilers() -> Iterator[Check]:
 
 
 def _libraries() -> Iterator[Check]:
-    """The dependencies as the package declares them; extras are optional."""
-    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "jinja2", "ninja", "platformdirs"):
-        yield Check(name, "ok", library_version(name) or "")
+    """What is optional: pip installs the dependencies."""
     for name, use in {"scikit-learn": "the digits experiment", "pytest": "the test suite"}.items():
         found, version = ("not installed", f"pip install {name} ({use})"), library_version(name)
         yield Check(name, "ok", version) if version else Check(name, "missing", *found)

@@ -16,13 +16,12 @@ from rich.text import Text
 from msctx import devices, reference
 from msctx import migrate as migrating
 from msctx.cli import output
-from msctx.cli.arguments_and_completion import Device, Json, Texts, Words, argument, complete_option, complete_setting, option
+from msctx.cli.arguments_and_completion import Device, Json, Texts, Words, argument, complete_option, complete_setting
 from msctx.cli.output import emit, print_text
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.options import OPTIONS, Option, find, is_dictionary
-from msctx.options.precision_policy import BY_DEFAULT, CHOOSABLE
 from msctx.options.registry import named
 from msctx.reference import catalogue
 from msctx.run.experiment_and_entry import file_of, read
@@ -56,20 +55,10 @@ def explain(
 
 def options(
     name: Annotated[str | None, argument("NAME", "An option, a group, or a word to search for.", complete_option)] = None,
-    write_ini: Annotated[str | None, option("FILE", "With op_select_implmode: write its list for op_precision_mode.")] = None,
     json_: Json = False,
 ) -> None:
     """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
-    if write_ini is not None:
-        if name is None or named(name).name not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
-            text = "only op_select_implmode and op_precision_mode have a list to write"
-            raise typer.BadParameter(text, param_hint="--write-ini")
-        path = Path(write_ini)
-        lines = [f"{op}=high_{'precision' if op in BY_DEFAULT else 'performance'}\n" for op in sorted(CHOOSABLE)]
-        head = (CONFIGS / "files" / "implementations.ini").read_text(encoding="utf-8")
-        write_new(path, head.replace("{name}", path.name) + "".join(lines))
-        emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(str(path))}")
-    elif name is None or (is_dictionary(name) and name not in OPTIONS):
+    if name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
         emit(found, json_, lambda: output.options_table(found))
     elif find(name) is None and (matches := [o.name for o in OPTIONS.values() if name.lower() in _searched(o)]):

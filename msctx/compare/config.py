@@ -16,7 +16,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import Choice, Fields, Int, ListOf, Share, TextKind, check, nowhere, number_below
+from msctx.options.kinds import Choice, Fields, ListOf, Share, TextKind, check, nowhere, number_below
 from msctx.options.layer_sources import collected
 from msctx.options.yaml_json_ini import load, parse
 from msctx.run import sweep
@@ -25,16 +25,10 @@ from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
 ALGORITHMS = (*map(option_of, DIRECTIONS), option_of(PRODUCT))
-SUBJECTS = ("workload", "model", "experiment")
+SUBJECTS = ("workload", "model")
 QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
-MEANT_FOR = {
-    "directions": ("workload",),
-    "phases": ("model",),
-    "seconds": ("workload", "model"),
-    "error_limit": ("workload", "model"),
-    "repetitions": ("experiment",),
-}
-"""The kinds of subjects that some keys apply to."""
+MEANT_FOR = {"directions": "workload", "phases": "model"}
+"""The kind of subject that a key applies to."""
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
@@ -45,7 +39,6 @@ KEYS = Fields(
         "directions": ListOf(Choice(DIRECTIONS)),
         "phases": ListOf(Choice(PHASES)),
         "seconds": number_below(86400, "seconds, more than 0"),
-        "repetitions": Int(1, 1000),
         "error_limit": number_below(1, Share.allowed, null=True),
     }
 )
@@ -60,8 +53,6 @@ class Keys:
     phases: Sequence[str] = PHASES
     seconds: float = 1.0
     """To be spent on each row."""
-    repetitions: int = 3
-    """Runs of each choice of an experiment, after one that is not counted."""
     error_limit: float | None = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""
 
@@ -114,7 +105,7 @@ def find_file(name: str) -> Path | None:
 
 
 def read(subject: str, given: Given) -> Comparison:
-    """The comparison of a file, or of a workload, a model (``package.module:function``) or an experiment."""
+    """The comparison of a file, or of a workload or a model (``package.module:function``)."""
     return _Reading(subject, given).comparison()
 
 
@@ -134,7 +125,7 @@ class _Reading:
         section = self.data.get("compare")
         keys = self._keys({} if section is None else section, marks=self.document.under("compare"))
         keys |= self._keys(self.typed, where="command line")
-        kind = self._subject(keys, base)
+        kind = self._subject(keys)
         layers = self._workload(str(keys["workload"])) if kind == "workload" else None
         axes, typed = self._axes(), self._axes_of_words()
         self._check_keys(keys, kind)
@@ -145,7 +136,7 @@ class _Reading:
             raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
         of = str(keys.pop(kind))
         if self.given.quick:
-            keys |= {"seconds": min(QUICK_SECONDS, keys.get("seconds", QUICK_SECONDS)), "repetitions": 1}
+            keys["seconds"] = min(QUICK_SECONDS, keys.get("seconds", QUICK_SECONDS))
         return Comparison(
             name=self.path.stem if self.path else of,
             subject=kind,
@@ -169,7 +160,7 @@ class _Reading:
         others = ("workload",) if self.data.keys() == {"workload"} else COMPARED
         with collected(self.problems):
             return read_document(self.document, self.path, self.given.overrides, others=others)
-        return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
+        return Experiment({})
 
     def _keys(self, section: Any, where: str = "", marks: Marks = nowhere) -> dict[str, Any]:
         found, wrong = check(KEYS, section, ("compare",), where, marks)
@@ -178,14 +169,12 @@ class _Reading:
             return dict(found)
         return {key: section[key] for key in SUBJECTS if isinstance(section, dict) and key in section}
 
-    def _subject(self, keys: dict[str, Any], base: Experiment) -> str:
+    def _subject(self, keys: dict[str, Any]) -> str:
         """What is compared: named in the file, the file itself, or a word of the command line."""
         if self.path is None:
             keys[_kind_of(self.subject)] = self.subject
         elif self.data.keys() == {"workload"}:
             keys["workload"] = self.path.name
-        elif base.entry and not keys.keys() & {*SUBJECTS}:
-            keys["experiment"] = str(self.path)
         named = [kind for kind in SUBJECTS if kind in keys]
         if len(named) != 1:
             text = f"give one thing to compare, not {' and '.join(named)}" if named else "give something to compare"
@@ -207,12 +196,11 @@ class _Reading:
     def _check_keys(self, keys: Mapping[str, Any], kind: str) -> None:
         """What does not apply to this kind of subject."""
         for word in self.given.overrides:
-            if kind != "experiment" and word.startswith(("args.", "experiment.", "record.")):
+            if word.startswith(("args.", "experiment.", "record.")):
                 self._add(word, "applies only to an experiment")
-        for key, kinds in sorted(MEANT_FOR.items()):
-            if kind and key in keys and kind not in kinds:
-                name, path = (f"--{key}", None) if key in self.typed else (f"compare.{key}", ("compare", key))
-                self._add(name, f"applies only to a {' or a '.join(kinds)}", path)
+        for key, wanted in MEANT_FOR.items():
+            if kind and key in keys and kind != wanted:
+                self._add(f"compare.{key}", f"applies only to a {wanted}", ("compare", key))
 
     def _axes(self) -> dict[str, Any]:
         section, found = self.data.get("axes"), {}
@@ -257,8 +245,6 @@ class _Reading:
 
 def _default_axes(kind: str, layers: Workload | None, directions: Sequence[str]) -> dict[str, Any]:
     """All algorithms for layers, those that decide for themselves for whole models."""
-    if kind == "experiment":
-        return {"deterministic": ["OFF", "ON"]}
     if kind == "model":
         every = every_algorithm(DIRECTIONS, products=True)
         return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
@@ -272,13 +258,13 @@ def _kind_of(subject: str) -> str:
     if subject.endswith(".py"):
         hint = f"name the function that makes the model: {subject}:FUNCTION"
         raise FileError([Diagnostic("", "is a file of Python", subject, suggestion=hint)])
-    for kind, folder in (("workload", "workloads"), ("experiment", "experiments")):
-        if subject in shipped(folder):
-            return kind
-    names = sorted(name for folder in ("compare", "experiments", "workloads") for name in shipped(folder))
+    if subject in shipped("workloads"):
+        return "workload"
+    names = sorted([*shipped("compare"), *shipped("workloads")])
     allowed = f"a YAML file; package.module:function; {', '.join(names)}"
-    text = f"cannot compare {subject!r}: no such file, model, workload or experiment"
-    raise FileError([Diagnostic("", text, "", allowed, nearest(subject, names))])
+    text = f"cannot compare {subject!r}: no such file, model or workload"
+    hint = f"msctx run {subject} --sweep compares runs" if subject in shipped("experiments") else nearest(subject, names)
+    raise FileError([Diagnostic("", text, "", allowed, hint)])
 
 
 def points(axes: Mapping[str, Any]) -> list[Point]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,9 +19,9 @@ from msctx.options import OPTIONS, make_layer
 from msctx.options.algorithm_policy import PRODUCT
 from msctx.run.record import plain
 
-Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
+Status = Literal["measured", "no_say", "unable", "failed", "slow"]
 """no_say: none of its options applies to the row; unable: it cannot run, or has no effect; failed: it raised, or its result
-was wrong; slow: it was stopped after its first runs; skipped: there was no time for it."""
+was wrong; slow: it was stopped after its first runs."""
 
 
 class Cell(BaseModel):
@@ -43,17 +41,16 @@ class Cell(BaseModel):
     """The range of the middle half of the ratios, as a part of the median."""
     ms: float = 0.0
     error: float | None = None
-    """Against float64; null for whole runs."""
+    """Against float64."""
     bound: float | None = None
     workspace: int | None = None
     reason: str = ""
     no_effect: str = ""
     """Which of its options have no effect here, and why."""
-    metrics: dict[str, Any] = {}
 
 
 class Row(BaseModel):
-    """One direction of a layer, one phase of a model, or a whole run."""
+    """One direction of a layer, or one phase of a model."""
 
     name: str
     direction: str
@@ -137,24 +134,6 @@ class Result(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """As result.json holds it: what is not known is left out."""
         return dict(plain(self.model_dump(exclude_unset=True)))
-
-
-COLUMNS = (
-    *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
-    *("workspace", "status", "reason", "no_effect"),
-)
-
-
-def as_csv(result: Result) -> str:
-    """A line for each cell."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    lines.writeheader()
-    for row in result.rows:
-        head = row.model_dump(include={"name", "direction", "problem", "count"}) | {"baseline_ms": row.baseline.ms or ""}
-        for cell in row.cells or [Cell(reason=row.reason)]:
-            lines.writerow(head | cell.model_dump(exclude_unset=True))
-    return text.getvalue()
 
 
 INTERRUPTED = "interrupted"

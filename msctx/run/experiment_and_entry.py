@@ -33,13 +33,13 @@ _NAME = Kind(
     where(lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w.-]+", value) and value.strip("."))),
     {"pattern": r"\S", "type": "string"},
 )
+WORDS = "--"
+"""Among the arguments of a script: the key of those without a name, which follow these."""
 _ARGUMENTS = Kind(  # the values are the entry's own matter
-    "a dictionary of named arguments: {name: value}; for a script also a list of its words",
-    where(lambda v: isinstance(v, list) or (isinstance(v, dict) and all(isinstance(k, str) and k.isidentifier() for k in v))),
-    {"type": ["object", "array"]},
+    "a dictionary of named arguments: {name: value}; for a script also {--: [word, …]}",
+    where(lambda v: isinstance(v, dict) and all(str(k).isidentifier() or (k == WORDS and isinstance(v[k], list)) for k in v)),
+    {"type": "object"},
 )
-ALL_ARGUMENTS = "experiment.args"
-"""The word before ``=`` that has all arguments: of a script as a list."""
 ENTRY = "package.module:function, path/to/file.py:function, or the path of a script"
 _EXPERIMENT = {
     "name": _NAME,
@@ -64,7 +64,7 @@ class Experiment:
     file: Path | None = None
     name: str = "experiment"
     entry: str | None = None
-    args: Mapping[str, Any] | list[Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict)
     record_dir: str = "runs"
     entry_mark: Mark | None = None
 
@@ -221,9 +221,6 @@ class _Source:
             for part in reversed(path or [""]):
                 value = {part: value}
             self.found[section] = _merged(self.found[section], value)
-        named = [word for word in words if re.match(r"(experiment\.)?args\.", word)]
-        if named and any(word.startswith(f"{ALL_ARGUMENTS}=[") for word in words):
-            self.report(named[0].partition("=")[0], "excludes arguments behind --: write all of them there")
         self._check()
 
     def _check(self) -> None:
@@ -358,8 +355,7 @@ def _load_file(path: Path) -> Any:
 
 def _with_arguments(function: Entry, experiment: Experiment) -> Entry:
     """Check the arguments against the signature before anything runs; a parameter named ``run`` gets the run itself."""
-    if isinstance(args := experiment.args, list):
-        raise EntryError(f"entry {experiment.entry!r}: arguments of a function are args.NAME=value, not words behind --")
+    args = experiment.args
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -368,17 +364,18 @@ def _with_arguments(function: Entry, experiment: Experiment) -> Entry:
     try:
         signature.bind(**args, **({"run": None} if wants_run else {}))
     except TypeError as wrong:
-        raise EntryError(f"entry {experiment.entry!r}: {wrong}; it takes {signature}") from None
+        hint = ": write args.NAME=value" * (WORDS in args)
+        raise EntryError(f"entry {experiment.entry!r}: {wrong}; it takes {signature}{hint}") from None
     return lambda run: function(**args, **({"run": run} if wants_run else {}))
 
 
-def _script(path: Path, args: Mapping[str, Any] | list[Any]) -> Entry:
+def _script(path: Path, args: Mapping[str, Any]) -> Entry:
     """A script runs as ``__main__``; its arguments stand on its command line, those with a name as ``--name=value``."""
 
     def call(run: Any) -> dict[str, Any]:
         argv, folder = sys.argv, str(path.parent)
-        words = args if isinstance(args, list) else [f"--{name}={value}" for name, value in args.items()]
-        sys.argv = [str(path), *map(str, words)]
+        named = [f"--{name}={value}" for name, value in args.items() if name != WORDS]
+        sys.argv = [str(path), *named, *map(str, args.get(WORDS, ()))]
         sys.path.insert(0, folder)
         try:
             runpy.run_path(str(path), run_name="__main__")

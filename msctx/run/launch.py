@@ -25,8 +25,6 @@ from msctx.run.record import Record, result_in, result_of
 
 GRACE = 10.0
 """Seconds that a run has after Ctrl-C or SIGTERM to end by itself."""
-KEYS = (signal.SIGINT, signal.SIGQUIT)
-"""A terminal sends those of its keys to the command itself."""
 
 
 def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> int:
@@ -44,7 +42,11 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         except OSError as error:
             hint = f"{command[0]}=VALUE" if find(command[0]) else nearest(command[0], presets())
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0], suggestion=hint)]) from None
-        code = _wait(process)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda number, frame: process.send_signal(number))
+        for key in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends those to the command, too
+            signal.signal(key, signal.SIG_IGN)
+        code = process.wait()
         lines = seen.read_text(encoding="utf-8").splitlines()
         idle = [set(json.loads(line)) for line in lines if line.startswith("[") and not code]
         found = sorted(set.intersection(*idle)) if idle else []
@@ -61,25 +63,6 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         for text in found:
             warn(text)
     return code if code >= 0 else 128 - code
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    def pass_on(number: int, frame: Any) -> None:
-        if number not in KEYS or not _has_terminal():
-            process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, *KEYS):
-        signal.signal(number, pass_on)
-    return process.wait()
-
-
-def _has_terminal() -> bool:
-    """Whether the keys of a terminal reach this process, and with it the command."""
-    try:
-        with open("/dev/tty", "rb") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def launch(experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import msctx
 from msctx import schema
 from msctx.cli import option_file_and_state_commands
 from msctx.options import find
-from msctx.options.precision_policy import CHOOSABLE, precision_of, text_of
 from msctx.run.experiment_and_entry import read
 
 TEXT = option_file_and_state_commands.text("mine.yaml")
@@ -94,30 +92,3 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder):
     (folder / option_file_and_state_commands.SCHEMA).write_text("{}", encoding="utf-8")
     option_file_and_state_commands.write("mine.yaml")
     assert (folder / option_file_and_state_commands.SCHEMA).read_text(encoding="utf-8") == schema.dump()
-
-
-def test_the_list_is_what_op_select_implmode_means(tmp_path, command):
-    file = tmp_path / "mine.ini"
-    code, out, _ = command("options", "op_select_implmode", "--write-ini", file)
-    assert not code
-    assert "wrote" in out
-    content = msctx.context(op_precision_mode=str(file)).settings.get("op_precision_mode").content
-    assert set(content["ByOpType"]) == set(CHOOSABLE)
-    mine = precision_of(text_of({"op_precision_mode": content})).rules
-    theirs = precision_of(text_of({"op_select_implmode": "high_precision"})).rules
-    assert {op for op, rule in mine.items() if rule.float16} == set(theirs)
-
-
-def test_a_file_that_is_there_is_left_alone(tmp_path, command):
-    file = tmp_path / "mine.ini"
-    file.write_text("mine")
-    code, _, err = command("options", "op_select_implmode", "--write-ini", file)
-    assert code == 3
-    assert "exists already" in err
-    assert file.read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["deterministic", "no_such_option"])
-def test_other_options_have_none(tmp_path, name, command):
-    assert command("options", name, "--write-ini", tmp_path / "a.ini")[0] == 2
-    assert not list(tmp_path.iterdir())

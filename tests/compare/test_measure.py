@@ -1,7 +1,5 @@
 """Times side by side; totals, settings to take, and the files that a result is written to."""
 
-import csv
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,7 +12,7 @@ from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
 from msctx.compare import report, timing
-from msctx.compare.result_and_recommendation import as_csv, below, result_of
+from msctx.compare.result_and_recommendation import below, result_of
 from msctx.compare.timing import Entrant, interleaved
 from msctx.tables import plain
 
@@ -146,12 +144,6 @@ def test_a_model_gets_what_is_right_everywhere(tmp_path):
 
     assert taken([cell(on, 3.0), cell(off, 1.005)], [cell(on), cell(off, 1.0)]) == ""
     assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), cell(off, 1.0)]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
-
-
-def test_csv_has_a_line_for_each_cell(found):
-    lines = [*csv.DictReader(io.StringIO(as_csv(found)))]
-    assert len(lines) == 6
-    assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
 
 
 def test_what_is_slower_than_it_may_be(found):
