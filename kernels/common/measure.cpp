@@ -166,7 +166,7 @@ class Race {
 
   Tuned tuned(const Verdict& found) const {
     const Contender& winner = contenders_[found.winner];
-    Tuned result{"torch", "torch", "measured in this process", Tuned::here, true, found.again, {{"torch", found.gain}}};
+    Tuned result{"torch", "torch", "measured in this process", false, true, found.again, {{"torch", found.gain}}};
     if (winner.row) {
       result.name = winner.row->name;
       result.math = winner.row->algorithm->math;
@@ -209,7 +209,7 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
     if (is_put_off(said) || (said == Permission::busy && guessed->is_beside_load)) return guessed;
     if (said == Permission::busy) why = beside_load;
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
-    if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
+    if (said == Permission::for_next_run && tuned(for_next_run, threads)) why = kept_for_next_run;
     if (why.empty()) {
       const auto start = Clock::now();
       Race race(policy.candidates(call, direction), run, key.table);

@@ -116,7 +116,7 @@ struct Measured {
 struct Tuned {
   std::string name = {}, math = {};  // the row that is to be taken; "torch", "torch": torch's own path
   std::string source = {};           // where this is from, for choices()
-  enum Standing : int32_t { other_stamp, same_stamp, here } standing = here;  // whether its stamp is in all that of this process, which measured it
+  bool is_from_file = false;      // else this process has measured it
   bool is_settled = true;         // else this process measures it again: not enough have agreed
   double again = 1.0;            // A/A of torch's own path in the same rounds: how far apart two of its runs were
   std::vector<Measured> measured = {};
@@ -131,7 +131,7 @@ struct TuningKey {
 
 // The first result that was learned is kept, one that this process measured before that of a file. nullptr: there is none.
 constexpr int any_threads = 0;  // the largest number that is known
-const Tuned* tuned(const TuningKey&, int threads, bool exact_only);
+const Tuned* tuned(const TuningKey&, int threads);
 void learn(const TuningKey&, int threads, Tuned);
 // Records a problem for Python to keep in the file, to be measured in another process, and why.
 void record(const TuningKey&, int threads, const char* why = "");

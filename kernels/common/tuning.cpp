@@ -14,7 +14,7 @@ namespace msctx {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Variant = std::pair<int, int32_t>;  // number of threads, Tuned::Standing
+using Variant = std::pair<int, bool>;  // number of threads, whether it is this process's own
 std::mutex& tuning_lock = fork_safe_mutex();
 struct Tables {
   std::map<TuningKey, std::map<Variant, Tuned>> known;  // never erased from: decisions are made of them without the lock
@@ -61,19 +61,19 @@ void add(const std::string& json) {
 
 }  // namespace
 
-const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
+const Tuned* tuned(const TuningKey& key, int threads) {
   const std::lock_guard<std::mutex> guard(tuning_lock);
   const auto found = tables.known.find(key);
   if (found == tables.known.end()) return nullptr;
-  const Tuned *exact = nullptr, *other = nullptr;
-  for (const auto& [place, result] : found->second)  // in the order of threads, and of standing
-    if (threads == any_threads || place.first == threads) (place.second ? exact : other) = &result;
-  return exact || exact_only ? exact : other;
+  const Tuned* last = nullptr;
+  for (const auto& [place, result] : found->second)
+    if (threads == any_threads || place.first == threads) last = &result;
+  return last;
 }
 
 void learn(const TuningKey& key, int threads, Tuned result) {
   const std::lock_guard<std::mutex> guard(tuning_lock);
-  if (tables.known[key].try_emplace({threads, result.standing}, std::move(result)).second) msctx_decide_anew();
+  if (tables.known[key].try_emplace({threads, !result.is_from_file}, std::move(result)).second) msctx_decide_anew();
 }
 
 void record(const TuningKey& key, int threads, const char* why) {
@@ -118,7 +118,7 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
 const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int threads) const {
   if (batch_invariant) return nullptr;  // each batch size has a result of its own
   const TuningKey key = tuning_key(call, direction);
-  return tuned(key, thread_invariant ? any_threads : threads, deterministic);
+  return tuned(key, thread_invariant ? any_threads : threads);
 }
 
 void Policy::tune(
@@ -174,8 +174,7 @@ bool Policy::follows(
 int msctx_learn(int32_t table, const char* entries) {
   return done([&] {
     for (const auto& [_, e] : Json::of(entries).members) {
-      const auto standing = e["exact"].is_on() ? Tuned::same_stamp : Tuned::other_stamp;
-      Tuned result{e["ran"].text, e["math"].text, e["source"].text, standing, e["settled"].is_on(), e["again"].number(), {}};
+      Tuned result{e["ran"].text, e["math"].text, e["source"].text, true, e["settled"].is_on(), e["again"].number(), {}};
       for (const auto& [label, ratio] : e["measured"].members) result.measured.push_back({label, ratio.number()});
       learn({table, e["direction"].text, e["problem"].text, e["permissions"].text}, int(e["threads"].integer()), std::move(result));
     }

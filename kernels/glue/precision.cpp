@@ -5,6 +5,7 @@
 #include <ATen/TracerMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cstring>
@@ -25,13 +26,11 @@ constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
 constexpr c10::DispatchKey sparse_keys_of_devices[precision_devices] = {
     c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparsePrivateUse1};
 
-std::atomic<bool> lowered{false};       // something that will have gradients was computed in float16
-std::atomic<int64_t> halves[2]{};       // operators of backward passes in float16: that ran, that were traced
-
-// An optimizer steps: what records no graph is not the model's own arithmetic, and not cast. A closure may compute the model.
+// An optimizer steps: what records no graph and is of no backward pass is not the model's own arithmetic, and not cast. A closure may
+// compute the model.
 thread_local bool steps = false;
 
-bool is_paused() { return steps && !c10::GradMode::is_enabled(); }
+bool is_paused() { return steps && !c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() == -1; }
 
 // An operator of a device is computed as a whole: its parts are not governed. The exclusion of the key says that to the dispatcher. The levels
 // of torch.func each begin with the keys that the call had before: so it is also noted under what it is computed.
@@ -238,10 +237,7 @@ class Governed final : public c10::OperatorKernel {
       retrying(policy, op, stack, base, run);
     else
       run();
-    if (casts) {
-      if (!of_sparse) inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
-      if ((computed == at::kHalf || (rule.through && !of_sparse)) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
-    }
+    if (casts && !of_sparse) inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
     if (!found.any && !found.has_double) return;
     if (found.traced) return policy.count(slot_, Counted::traced);
     policy.count(slot_, Counted::calls + kind_of(computed));
@@ -345,11 +341,6 @@ class Governed final : public c10::OperatorKernel {
         " (support_out_of_bound_index)");
   }
 
-  void remember_lowered(const Stack& stack, const c10::OperatorHandle& op) const {
-    const c10::IValue& last = stack[stack.size() - op.schema().returns().size()];
-    if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
-  }
-
   // A torch.autocast decides; what its kernel computed in shows in the result.
   void count_overruled(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& first = stack[stack.size() - op.schema().returns().size()];
@@ -357,15 +348,13 @@ class Governed final : public c10::OperatorKernel {
       policy.count(slot_, Counted::overruled + kind_of(first.toTensor().scalar_type()));
   }
 
-  // The dtypes of a backward pass are those of its forward pass. Gradients in float16 that nobody scales vanish below 6e-8.
+  // The dtypes of a backward pass are those of its forward pass.
   void notice_backward(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
     if (!first.isTensor() || !first.toTensor().defined() || !first.toTensor().is_floating_point()) return;
     const at::Tensor& tensor = first.toTensor();
     const bool is_traced = tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python);
     policy.count(slot_, is_traced ? Counted::traced : Counted::backward + kind_of(tensor.scalar_type()));
-    if (lowered.load(std::memory_order_relaxed) && (tensor.scalar_type() == at::kHalf || policy.rule(slot_).through))
-      halves[is_traced].fetch_add(1, std::memory_order_relaxed);
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
@@ -412,9 +401,6 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
     return "";
   });
 }
-
-// How many operators of backward passes have computed gradients in float16 (traced: were traced for compiled code).
-MSCTX_API int64_t msctx_precision_halves(int traced) { return halves[traced != 0]; }
 
 // Pauses the policies of this thread, or lets them go on.
 MSCTX_API void msctx_precision_pause(int on) { steps = on != 0; }

@@ -139,7 +139,9 @@ def _native() -> Iterator[Check]:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
     else:
         library = core.load()
-        yield Check("native core", "ok", f"{made.origin}, {library.isa()} of {', '.join(library.isas())}, {made.glue}")
+        yield Check(
+            "native core", "ok", f"{made.origin}, {library.c.msctx_isa_in_use()} of {', '.join(library.isas())}, {made.glue}"
+        )
 
 
 def _switches() -> Iterator[Check]:
@@ -185,7 +187,7 @@ def build(
         "compiler": library.c.msctx_compiler(),
         "built_for": [*native.VECTORS, *native.TILES],
         "processor_has": library.isas(),
-        "in_use": library.isa(),
+        "in_use": library.c.msctx_isa_in_use(),
         "bytes_removed": removed,
     }
     emit(found, json_, lambda: output.pairs_table(found, ("native core", "")))
@@ -223,9 +225,9 @@ def contents(path: Path) -> dict[str, Any]:
     stamps, groups, listed = tuning_in_core.here(), tuning_file.read(path), []
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
-        hard, soft = stamp.differs(mine) if mine else ([], [])
+        differs = [name for name, text in asdict(stamp).items() if mine and getattr(mine, name) != text]
         entries = [asdict(entry) for _, entry in sorted(groups[stamp].items())]
-        group = {"stamp": asdict(stamp), "place": stamp.place, "used": not hard if mine else None, "differs": hard + soft}
+        group = {"stamp": asdict(stamp), "place": stamp.place, "used": not differs if mine else None, "differs": differs}
         listed.append({**group, "entries": entries})
     described = {place: asdict(mine) for place, mine in stamps.items()}
     return {"file": str(path), "there": path.exists(), "stamps_here": described, "groups": listed}

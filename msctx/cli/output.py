@@ -184,10 +184,9 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
     if not found["stamps_here"]:
         parts.append(Text("the native core is not built: which entries this machine uses is known after `msctx build`"))
     for group in found["groups"]:
-        differs = ", ".join(group["differs"])
         used = {
-            True: "used here" + f" (another {differs})" * bool(differs),
-            False: f"not used here: another {differs}",
+            True: "used here",
+            False: f"not used here: another {', '.join(group['differs'])}",
             None: f"of {group['place']}, which cannot be read here" * bool(found["stamps_here"]),
         }
         parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import counter_lifetimes, precision_in_modules_and_optimizers, precision_policies
+from msctx.native import counter_lifetimes, precision_policies
 from msctx.options.precision_policy import LEAVE, precision_of
 from msctx.tables import Row, Rows
 
@@ -72,10 +72,8 @@ class Tally:
         self._since |= precision_policies.counts(number for number in [*numbers] if number not in self._since)
 
     def end(self) -> list[str]:
-        if not self._since:
-            return []
         self._made, self._since = self._sum(), {}
-        return precision_in_modules_and_optimizers.left_over()
+        return []
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision_policies.counts(self._since).items()}

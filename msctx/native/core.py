@@ -9,13 +9,14 @@ import os
 import platform
 import re
 import threading
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p, py_object
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint64, c_void_p, py_object
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.errors import NativeError, nearest
+from msctx.deferred_interrupts import uninterrupted
+from msctx.errors import NativeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_compiler": (TEXT, []),
     "msctx_use_isa": (c_int, [STR]),
     "msctx_install": (TEXT, [py_object]),
-    "msctx_leave_python": (None, []),
     "msctx_install_cuda": (TEXT, [STR, STR, STR]),
     "msctx_install_npu": (TEXT, [c_int]),
     "msctx_serve_cuda_kernels": (c_char_p, [py_object, STR]),
@@ -92,7 +92,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_book_close": (DONE, [c_void_p]),
     "msctx_book_rows": (JSON, [c_void_p]),
     "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
-    "msctx_on_trial": (c_int, [c_int]),
     "msctx_fingerprint": (DONE, [STR, c_void_p, c_int64, c_void_p, POINTER(Parallel)]),
     "msctx_own_threads": (Parallel, [c_int]),
     "msctx_learn": (DONE, [c_int32, STR]),
@@ -105,37 +104,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch_model": (None, [c_int64, c_int]),
     "msctx_look_for_weights": (None, [py_object]),
     "msctx_collect": (None, [STR, c_int64, py_object, py_object, py_object]),
-    "msctx_deterministic": (c_int, []),
-    "msctx_set_deterministic": (None, [c_int]),
     "msctx_collect_dropped": (c_int64, []),
     "msctx_collected": (JSON, [c_int64]),
     "msctx_text": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
-    "msctx_look_away": (c_int, [c_int]),
     "msctx_running": (JSON, []),
     "msctx_pool_set": (TEXT, [c_int]),
-    "msctx_pool_is_installed": (c_int, []),
-    "msctx_pool_reset_peak": (None, []),
     "msctx_pool_empty_cache": (c_int64, []),
     "msctx_cap_set": (c_int64, [c_int64, c_int64, STR]),
     "msctx_cap_close": (None, [c_int64]),
     "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
     "msctx_precision_install": (TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
     "msctx_precision_policy": (c_int, [STR]),
-    "msctx_precision_thaw": (None, [c_int]),
-    "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
-    "msctx_precision_here": (None, [c_int, c_void_p]),
-    "msctx_precision_know": (None, [c_int, c_void_p]),
-    "msctx_precision_switch": (None, [c_int]),
-    "msctx_precision_note_autocast": (c_int, [c_int]),
-    "msctx_precision_restore": (None, [c_int]),
-    "msctx_precision_number": (c_int, []),
-    "msctx_precision_again": (c_int, [c_int]),
-    "msctx_precision_agains": (c_int, []),
-    "msctx_precision_pause": (None, [c_int]),
-    "msctx_precision_halves": (c_int64, [c_int]),
-    "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
 }
+"""Of all functions but those that return an ``int`` or nothing, and take such or pointers that ctypes has made: they need none."""
 
 
 class Core:
@@ -158,17 +140,12 @@ class Core:
             else:
                 function.restype = result
         self.hooked = {"cpu"}
-        self._choose_isa()
+        wanted = os.environ.get(ISA_VARIABLE)
+        if wanted and not c.msctx_use_isa(wanted):
+            raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}")
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
         atexit.register(c.msctx_leave_python)
-
-    def _choose_isa(self) -> None:
-        wanted = os.environ.get(ISA_VARIABLE)
-        if wanted and not self.c.msctx_use_isa(wanted):
-            near = nearest(wanted.lower(), self.isas())
-            hint = f"; did you mean {near}?" if near else ""
-            raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}{hint}")
 
     def isas(self) -> list[str]:
         """The instruction sets of this processor that the kernels are built for, best first."""
@@ -177,18 +154,11 @@ class Core:
             found.append(name)
         return found
 
-    def isa(self) -> str:
-        return str(self.c.msctx_isa_in_use())
-
     def fingerprint(self, data: int, size: int) -> tuple[int, int]:
         """What distinguishes so many bytes from others; in this thread alone."""
         found = (c_uint64 * 2)()
         self.c.msctx_fingerprint(None, data, size, found, self.c.msctx_own_threads(1))
         return found[0], found[1]
-
-    def measurements(self) -> int:
-        """How many problems this process has measured."""
-        return int(self.c.msctx_measurements())
 
 
 def _warn(message: bytes) -> int:
@@ -207,14 +177,14 @@ _lock = threading.RLock()
 _core: Core | None = None
 _failed = ""
 _on_load: list[Callable[[Core], None]] = []
-"""What is still to be called with the library: one that is interrupted is called again."""
+"""What is called with the library."""
 
 
 def when_loaded(begin: Callable[[Core], None]) -> None:
     """Call it with the library once it is there."""
     _on_load.append(begin)
-    if _core is not None and not _lock._is_owned():  # type: ignore[attr-defined]  # who loads now calls it
-        load()
+    if _core is not None:
+        begin(_core)
 
 
 def loaded() -> Core | None:
@@ -233,27 +203,24 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
-    if _core is not None and not _on_load:
+    global _core, _failed
+    if _core is not None:
         return _core
     with _lock:
-        library = _core or _load()
-        while _on_load:
-            _on_load[0](library)
-            _on_load.pop(0)
-    return library
+        if _failed:
+            raise NativeError(_failed)
+        if _core is None:
+            from msctx.native import build
 
-
-def _load() -> Core:
-    global _core, _failed
-    if _failed:
-        raise NativeError(_failed)
-    from msctx.native import build
-
-    try:
-        _core = Core(build.build())
-    except (NativeError, OSError, AttributeError) as error:
-        _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
-        raise NativeError(_failed) from error
+            try:
+                made = build.build()
+                with uninterrupted():
+                    _core = Core(made)
+                    for begin in _on_load:
+                        begin(_core)
+            except (NativeError, OSError, AttributeError) as error:
+                _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
+                raise NativeError(_failed) from error
     return _core
 
 

@@ -7,24 +7,22 @@ of an optimizer is exempt, and gradients from float16 must have been scaled.
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial, wraps
-from types import FrameType, FunctionType, MethodType
+from functools import lru_cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.amp import GradScaler
 from torch.backends import mha
-from torch.compiler import is_exporting
 from torch.optim import optimizer
 
 from msctx import notices
-from msctx.native import core, module_tracker, precision_policies, watched_models
+from msctx.native import module_tracker, precision_policies, watched_models
 from msctx.native.counter_lifetimes import Held
 from msctx.outside_dynamo import outside_dynamo, untraced
 
@@ -38,7 +36,6 @@ def _enter(module: nn.Module, call: module_tracker.Call) -> None:
         call.leaves.append((_leave, (now, now.place, now.policies, before := now.current)))
         now.place = call.place
         if number != before:
-            _look_for_export()
             precision_policies.switch(number)
 
 
@@ -54,21 +51,6 @@ def number_wanted() -> int:
     now = precision_policies.here.now
     number = _inside(now.place, now) if now.place is not None else None
     return now.number if number is None else number
-
-
-def _look_for_export() -> None:
-    """torch.export captures autocasts alone."""
-    if is_exporting():  # one of the threads
-        from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-        if get_proxy_mode() is not None:
-            notices.warn(_LOST)
-
-
-_LOST = (
-    "torch.export leaves out the precision rules for single modules: what is exported computes otherwise than the model does here;"
-    " use rules for types of operators, or a mode, instead"
-)
 
 
 def _inside(place: watched_models.Place, now: precision_policies.InForce) -> int | None:
@@ -155,20 +137,16 @@ in_modules = Held(_acting_in_modules)
 
 SCALED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The optimizers whose step that is under way has gradients which were scaled, by no GradScaler.step."""
-HOW = (
-    "those below 6e-8 vanish. Use scaler = ctx.grad_scaler(), scaler.scale(loss).backward(), scaler.step(optimizer) and "
-    "scaler.update(); in a loop that is not yours, LossScaling; under Hugging Face's Trainer, call callback.scaling(loss) in "
-    "your own compute_loss"
+TEXT = (
+    "an optimizer steps with gradients from float16 that are not scaled; those below 6e-8 vanish. Use scaler = ctx.grad_scaler(), "
+    "scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(); in a loop that is not yours, LossScaling; under "
+    "Hugging Face's Trainer, call callback.scaling(loss) in your own compute_loss"
 )
-TEXT = f"an optimizer steps with gradients from float16 that are not scaled; {HOW}"
-NO_STEP = f"the block ends with gradients from float16 that are not scaled; {HOW}"
 
 
 class _Here(threading.local):
     steps = 0
     """How many steps this thread is in: one optimizer may call another."""
-    begun = stepped = 0
-    """How many operators of backward passes had computed in float16 when the policy in force began, and at the last step."""
     is_low = has_warned = False
 
 
@@ -183,31 +161,17 @@ def _in_steps(steps: int) -> None:
 
 
 @untraced
-def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What torch calls before a step; the first of its arguments is the optimizer. A closure runs under the policy again."""
+def _begin_step(*_: Any) -> None:
     _in_steps(_here.steps + 1)
-    return (*args[:1], *map(_under_policy, args[1:])), {name: _under_policy(value) for name, value in kwargs.items()}
-
-
-def _under_policy(closure: Any) -> Any:
-    if not isinstance(closure, (FunctionType, MethodType, partial)):
-        return closure  # also an object that can be called: the step may request more of it
-
-    @wraps(closure)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        steps = _here.steps
-        _in_steps(0)
-        made = closure(*args, **kwargs)  # one that raises ends the step, for which torch calls no hook
-        _in_steps(steps)
-        return made
-
-    return run
 
 
 @untraced
 def _end_step(optimizer: Any, *_: Any) -> None:
     _in_steps(max(0, _here.steps - 1))
-    _check_scale(optimizer)
+    if _here.is_low and optimizer not in SCALED and not _here.has_warned and not _is_in_scaler():
+        notices.warn(TEXT)
+        _here.has_warned = True
+    SCALED.discard(optimizer)
 
 
 @contextmanager
@@ -220,51 +184,13 @@ def acting_in_steps() -> Iterator[None]:
     end.remove()
 
 
-# --- gradients from float16 -------------------------------------------------------------------------------------------
-
-
-def _halves(traced: bool = False) -> int:
-    return int(core.load().c.msctx_precision_halves(traced))
-
-
 def policies_changed() -> None:
     """What is in force in this thread is another; a step that raised has not ended itself."""
     if _here.steps:
         _in_steps(0)
-    before, _here.is_low = (
-        _here.is_low,
-        any(policy.means.needs_scaler for policy in precision_policies.here.now.policies.values()),
-    )
-    if _here.is_low and not before:
-        _here.begun = _here.stepped = _halves()
-        _here.has_warned = False
-
-
-def left_over() -> list[str]:
-    """The warning at the end of a block whose gradients no optimizer has used: none where somebody has a scaler, to step later."""
-    if not _here.is_low or _halves() <= _here.stepped or _has_scaler():
-        return []
-    _here.stepped = _halves()
-    return [NO_STEP]
-
-
-def _has_scaler() -> bool:
-    kinds: list[type[GradScaler]] = [GradScaler]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    # Not gc.get_objects: a tuple that another thread is just making must have no second reference
-    return any(issubclass(type(found), GradScaler) and found.is_enabled() for found in gc.get_referrers(*kinds))
-
-
-def _check_scale(optimizer: Any) -> None:
-    """An optimizer has stepped in this thread: gradients below 6e-8 have vanished if they were not scaled."""
-    if _here.is_low:
-        _here.stepped = _halves()
-        is_from_half = _here.stepped > _here.begun or _halves(traced=True)
-        if is_from_half and optimizer not in SCALED and not _here.has_warned and not _is_in_scaler():
-            notices.warn(TEXT)
-            _here.has_warned = True
-    SCALED.discard(optimizer)
+    was_low = _here.is_low
+    _here.is_low = any(policy.means.needs_scaler for policy in precision_policies.here.now.policies.values())
+    _here.has_warned = _here.has_warned and was_low
 
 
 def _is_in_scaler() -> bool:

@@ -7,18 +7,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir, core
 from msctx.native.cuda import compiled_kernels
 
-FORMAT = "msctx tuning 2.0"
-IN_CACHE = "tuning/measured.json"
+FORMAT = "msctx tuning 3.0"
+IN_CACHE = "tuning/measured_3.json"
 IN_WORK_PATH = "msctx_tuning.json"
 """Problems that were recorded to be measured later, and what tuning has measured: the file in work_path."""
 OTHER = "name another file with tuning_file"
@@ -31,15 +30,14 @@ ENOUGH = 3
 
 CUDNN = "cuDNN "
 """How the isa of CUDA's stamp begins, and no other."""
-SOFT = ("compiler", "msctx")
-"""What is reported and does not matter: the kernels give the same bits whatever compiled them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stamp:
-    """Of a result and of this process: texts for people, compared field by field.
+    """Of a result and of this process: texts for people. A result holds where all of them are the same.
 
-    For CUDA *cpu* is the GPU, *flags* what it can and the driver, *isa* cuDNN; *kernels* and *compiler* are those for CUDA.
+    For CUDA *cpu* is the GPU, *flags* what it can and the driver, *isa* cuDNN, and *kernels* are those for CUDA. The compiler does
+    not matter: the kernels give the same bits whatever compiled them.
     """
 
     cpu: str
@@ -47,18 +45,11 @@ class Stamp:
     isa: str
     torch: str
     kernels: str
-    compiler: str
-    msctx: str
 
     @property
     def place(self) -> str:
         """The kind of device that it is of."""
         return "cuda" if self.isa.startswith(CUDNN) else "cpu"
-
-    def differs(self, other: Stamp) -> tuple[list[str], list[str]]:
-        """The fields in which two stamps differ: those that forbid to use a result, and those that are only reported."""
-        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
-        return [n for n in names if n not in SOFT], [n for n in names if n in SOFT]
 
 
 @cache
@@ -70,20 +61,21 @@ def stamp(library: core.Core, place: str = "cpu") -> Stamp:
         return _of_cuda()
     kernels = library.made.kernels.stem.rpartition("-")[2]
     version = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return Stamp(*core.cpu(), library.isa(), version, kernels, str(library.c.msctx_compiler()), __version__)
+    return Stamp(*core.cpu(), library.c.msctx_isa_in_use(), version, kernels)
 
 
 def _of_cuda() -> Stamp:
     import torch
 
-    kernels = compiler = ""  # where there are none, none of ours has been measured
+    kernels = ""  # where there are none, none of ours has been measured
     with suppress(NativeError):
-        kernels, compiler = compiled_kernels.origin()[:16], str(compiled_kernels.find_nvrtc())
+        compiled_kernels.find_nvrtc()
+        kernels = compiled_kernels.origin()[:16]
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     gpus = {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
     flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver_version()}"])
     version = f"{torch.__version__} CUDA {torch.version.cuda}"
-    return Stamp(", ".join(gpus), flags, f"{CUDNN}{torch.backends.cudnn.version()}", version, kernels, compiler, __version__)
+    return Stamp(", ".join(gpus), flags, f"{CUDNN}{torch.backends.cudnn.version()}", version, kernels)
 
 
 def driver_version() -> str:

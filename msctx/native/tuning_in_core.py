@@ -133,13 +133,12 @@ def used_by(rows: Iterable[Any]) -> Groups:
     keep(library)
     for path, place in {(one.path, one.place) for one in _tables.values()}:
         with suppress(FileError):  # reported when it was to be used
-            for which, entries in tuning_file.read(path).items():
-                if not which.differs(stamp(library, place))[0]:
-                    used = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.math}
-                    for key, entry in used.items():
-                        ran, math = wanted[key[:2]]
-                        agreed = replace(entry, ran=ran, math=math, votes=[f"{ran} {math}"] * tuning_file.ENOUGH)
-                        found.setdefault(which, {})[key] = entry if entry.is_settled else agreed
+            which = stamp(library, place)
+            for key, entry in tuning_file.read(path).get(which, {}).items():
+                if key[:2] in wanted and entry.math:
+                    ran, math = wanted[key[:2]]
+                    agreed = replace(entry, ran=ran, math=math, votes=[f"{ran} {math}"] * tuning_file.ENOUGH)
+                    found.setdefault(which, {})[key] = entry if entry.is_settled else agreed
     return found
 
 
@@ -154,15 +153,11 @@ def here() -> dict[str, Stamp]:
 
 
 def matching(groups: Groups, here: Stamp) -> list[dict[str, Any]]:
-    """The results that hold under a stamp, as the library takes them, and how they came about; those with that very stamp first."""
+    """The results that hold under a stamp, as the library takes them, and how they came about."""
     found = []
-    for which in sorted(groups, key=lambda s: (s != here, s)):
-        hard, soft = which.differs(here)
-        for entry in () if hard else groups[which].values():
-            other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
-            source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}"
-            how = {"source": source, "exact": not soft, "settled": entry.is_settled}
-            found += [asdict(entry) | how] if entry.ran else []
+    for entry in groups.get(here, {}).values():
+        source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}"
+        found += [{**asdict(entry), "source": source, "settled": entry.is_settled}] if entry.ran else []
     return found
 
 
@@ -192,7 +187,7 @@ def _progress(library: Core) -> None:
     global _due
     if (seconds := library.c.msctx_measuring_seconds()) >= _due:
         _due = seconds + 10
-        count = f"{library.measurements()} so far, in {seconds:.0f} s of at most 120"
+        count = f"{library.c.msctx_measurements()} so far, in {seconds:.0f} s of at most 120"
         say(f"performance measures each convolution and matmul on its first call: {count}")
 
 

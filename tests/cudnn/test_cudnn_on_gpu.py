@@ -113,10 +113,10 @@ def test_graphs_record_what_was_chosen_and_measure_nothing() -> None:
     for algorithm in ("implicit_precomp_gemm", "performance"):
         with msctx.context(conv_fprop_algo=algorithm):
             functional.conv2d(x, w)
-            graph, before = torch.cuda.CUDAGraph(), core.loaded().measurements()
+            graph, before = torch.cuda.CUDAGraph(), core.loaded().c.msctx_measurements()
             with torch.cuda.graph(graph):
                 y = functional.conv2d(x, w)
-            assert core.loaded().measurements() == before
+            assert core.loaded().c.msctx_measurements() == before
             x.copy_(torch.randn_like(x))
             graph.replay()
             exact = functional.conv2d(x.cpu().double(), w.cpu().double())

@@ -28,16 +28,16 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(measuring: Run
     tried = {line.split()[1] for line in log(cudnn) if line.startswith("forward")}
     assert tried >= {"implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd", "winograd_nonfused", "fft"}, tried
     assert "forward" in own_calls, "torch's own path is one of them"
-    assert standin.core.loaded().measurements() == 1
+    assert standin.core.loaded().c.msctx_measurements() == 1
     check(x, w)
-    assert standin.core.loaded().measurements() == 1
+    assert standin.core.loaded().c.msctx_measurements() == 1
     torch.backends.cudnn.allow_tf32 = False
     ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=folder + "/2.json")
     check(x, w)
     torch.backends.cudnn.allow_tf32 = True
     log(cudnn)
     compute(*on_far(x, w))
-    assert standin.core.loaded().measurements() == 3
+    assert standin.core.loaded().c.msctx_measurements() == 3
     assert any(line.split()[2] == "default" for line in log(cudnn)), "what TF32 gains was not known"
     ask()
     (group,) = json.load(open(folder + "/tuning.json"))["groups"]
@@ -59,9 +59,9 @@ def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(meas
     check(*many)
     check(torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 2, 2, 2))  # a volume has no channels
     assert set(own_calls) == {"forward", "backward"}
-    assert not rows() and not log(cudnn) and standin.core.loaded().measurements() == 0, rows()
+    assert not rows() and not log(cudnn) and standin.core.loaded().c.msctx_measurements() == 0, rows()
     check(*few)
-    assert standin.core.loaded().measurements() == 3
+    assert standin.core.loaded().c.msctx_measurements() == 3
     assert {(row.direction, row.requested) for row in rows()} == {(d, "performance") for d in ("fprop", "dgrad", "wgrad")}
     """)
 
@@ -80,13 +80,13 @@ def test_while_a_graph_is_recorded_nothing_is_measured(measuring: Run) -> None:
         check(x, w, padding=1)
         assert not log(cudnn)
     assert set(own_calls) == {"forward", "backward"}
-    assert standin.core.loaded().measurements() == 0
+    assert standin.core.loaded().c.msctx_measurements() == 0
     assert [(row.ran, row.calls) for row in rows()] == [("torch", 2)] * 3
     assert all(row.reasons[0].startswith("chosen as by normal: ") for row in rows()), rows()
     recorder.standin_capture(0)
     for _ in range(2):
         check(x, w, padding=1)
-        assert standin.core.loaded().measurements() == 3
+        assert standin.core.loaded().c.msctx_measurements() == 3
     assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
     """)
 

@@ -112,6 +112,5 @@ def test_an_unknown_instruction_set_is_refused_with_those_that_are_here(passes: 
     )
     assert "MSCTX_ISA='avx3'" in out
     assert all(isa in out for isa in core.load().isas())
-    assert "did you mean avx" in out
     assert "refused" in out
     assert "strict" in out

@@ -24,7 +24,7 @@ def here() -> Stamp:
 
 
 def measurements() -> int:
-    return core.load().measurements()
+    return core.load().c.msctx_measurements()
 
 
 def entry(problem: str, ran: str = "direct", **more: Any) -> Entry:
