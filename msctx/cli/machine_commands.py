@@ -139,9 +139,8 @@ def _native() -> Iterator[Check]:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
     else:
         library = core.load()
-        yield Check(
-            "native core", "ok", f"{made.origin}, {library.c.msctx_isa_in_use()} of {', '.join(library.isas())}, {made.glue}"
-        )
+        isa = f"{library.c.msctx_isa_in_use()} of {', '.join(library.isas())}"
+        yield Check("native core", "ok", f"{made.origin}, {isa}, {made.glue}")
 
 
 def _switches() -> Iterator[Check]:
@@ -229,5 +228,5 @@ def contents(path: Path) -> dict[str, Any]:
         entries = [asdict(entry) for _, entry in sorted(groups[stamp].items())]
         group = {"stamp": asdict(stamp), "place": stamp.place, "used": not differs if mine else None, "differs": differs}
         listed.append({**group, "entries": entries})
-    described = {place: asdict(mine) for place, mine in stamps.items()}
-    return {"file": str(path), "there": path.exists(), "stamps_here": described, "groups": listed}
+    here = {place: asdict(mine) for place, mine in stamps.items()}
+    return {"file": str(path), "there": path.exists(), "stamps_here": here, "groups": listed}
