@@ -151,26 +151,6 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     return Outcome(best.status, switches, best.reason)
 
 
-def is_partial(option: Option, device: str) -> bool:
-    """Whether a device carries some values of an option out, but not a typical one."""
-    outcome = _outcome(option, typical(option), device)
-    return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
-
-
-def failing(option: Option, device: str) -> dict[str, list[Any]]:
-    """The values of an option that a device does not support, though it supports others: status → the values."""
-    found: dict[str, list[Any]] = {}
-    if on_device(option, device).status not in DONE:
-        return found
-    for value in option.choices or _values(option):
-        outcome = _outcome(option, value, device)
-        if outcome is not None and outcome.status == "refused" and not option.names_file:
-            meant = make_layer({option.name: value}, "reference").settings[option.name].value
-            if meant not in found.setdefault(outcome.status, []):
-                found[outcome.status].append(meant)
-    return found
-
-
 BESIDE = (
     {
         "deterministic": "ON",
@@ -227,7 +207,7 @@ def describe(option: Option) -> dict[str, Any]:
         "aliases": [s for s in option.spellings if s != option.name],
         "ge": option.ge or None,
         "help": option.help,
-        "allowed": allowed(option),
+        "allowed": option.kind.allowed,
         "values": [
             {
                 "value": choice,
@@ -267,11 +247,6 @@ def _default(option: Option) -> str:
 def _status(option: Option, device: str) -> dict[str, Any]:
     outcome = on_device(option, device)
     return {"status": outcome.status, "switches": sorted(outcome.assignments), "reason": outcome.reason}
-
-
-def allowed(option: Option) -> str:
-    """What an option takes, in words."""
-    return option.kind.allowed
 
 
 def members(group: str) -> list[str]:

@@ -42,8 +42,6 @@ HELP = {
 
 _WORDS = f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})$"
 """``on``, ``yes``, ``off`` and ``no``, text to a reader of YAML 1.2; msctx reads true and false where an option has these values."""
-_RAW = ("ge_options.global", "ge_options.session")
-"""Dictionaries whose keys, CANN's own, may be written out."""
 
 
 def build() -> dict[str, Any]:
@@ -88,8 +86,6 @@ def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) ->
             rest = name.removeprefix(prefix)
             found = patterns if "." in rest else properties
             found[f"^{re.escape(rest)}$" if "." in rest else rest] = {"$ref": f"#/definitions/{spellings.get(name, name)}"}
-            if spellings.get(name) in _RAW:
-                patterns[rf"^{re.escape(rest)}\.ge\..+$"] = {"type": "string"}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {**schema, "patternProperties": patterns} if patterns else schema
 

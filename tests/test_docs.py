@@ -30,13 +30,13 @@ from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.migrate.calls import NO_COUNTERPART
 from msctx.mindspore.keys_and_rules import KEYS
-from msctx.options import DEVICES, OPTIONS, Option
+from msctx.options import DEVICES, OPTIONS, Option, make_layer
 from msctx.options.option import FLAGS_SOURCE, device_of
 from msctx.options.precision_policy import CLASSES, DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.options.registry import instead, vocabulary
 from msctx.options.switch_values import TWINS, WITHOUT_A_TWIN
 from msctx.plan import DONE
-from msctx.reference import _companions, failing, is_partial, on_device, typical
+from msctx.reference import _companions, _outcome, _values, on_device, typical
 from msctx.switches import SWITCHES
 from msctx.themes.graph_kernel_flags import FLAGS, PATTERN
 
@@ -238,12 +238,21 @@ def test_the_error_shown_is_what_is_printed(
     assert capsys.readouterr().err == block
 
 
+def is_partial(option: Option, device: str) -> bool:
+    """Whether a device carries some values of an option out, but not a typical one."""
+    outcome = _outcome(option, typical(option), device)
+    return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
+
+
 def cell(option: Option, device: str) -> str:
-    """The status; where values have another one, which."""
-    status, others = on_device(option, device).status, failing(option, device)
-    if not others:
-        return status + " for some values" * is_partial(option, device)
-    return "; ".join([status, *(f"{other}: {', '.join(f'`{value}`' for value in values)}" for other, values in others.items())])
+    """The status; where other values are refused, which, as they are meant."""
+    status = on_device(option, device).status
+    outcomes = [(value, _outcome(option, value, device)) for value in option.choices or _values(option)]
+    given = [value for value, outcome in outcomes if outcome is not None and outcome.status == "refused"]
+    meant = dict.fromkeys(f"`{make_layer({option.name: v}, 'docs').settings[option.name].value}`" for v in given)
+    if status in DONE and meant and not option.names_file:
+        return f"{status}; refused: {', '.join(meant)}"
+    return status + " for some values" * is_partial(option, device)
 
 
 def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
@@ -386,13 +395,12 @@ def test_the_messages_of_troubleshooting_exist() -> None:
 def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(update: bool) -> None:
     table = ["| flag | what it does | settings | CPU | NVIDIA |", "|---|---|---|---|---|"]
     for flag in [flag for flag in FLAGS if not flag.why_not]:
-        option = OPTIONS[f"graph_kernel_flags.{flag.name}"]
-        cells = " | ".join(on_device(option, device).status for device in ("cpu", "cuda"))
+        cells = " | ".join(on_device(flag, device).status for device in ("cpu", "cuda"))
         given = "" if flag.example is True else f"={flag.example}"
-        table.append(f"| `--{flag.name}{given}` | {flag.help} | {', '.join(f'`{name}`' for name in flag.settings)} | {cells} |")
+        table.append(f"| `--{flag.word}{given}` | {flag.help} | {', '.join(f'`{name}`' for name in flag.settings)} | {cells} |")
     reasons: dict[str, list[str]] = {}
     for flag in FLAGS:
-        reasons.setdefault(flag.why_not, []).append(f"`{flag.name}`")
+        reasons.setdefault(flag.why_not, []).append(f"`{flag.word}`")
     table += ["", *(f"- {', '.join(names)}: {why.rstrip('.')}." for why, names in reasons.items() if why)]
     assert holds(DOCS / "reference/graph-kernel-flags.md", "flags", "\n".join(table) + "\n", update)
     passes = ["| pass of CANN | here |", "|---|---|"]

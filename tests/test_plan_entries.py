@@ -14,11 +14,6 @@ ENTRIES = (
         SWITCHES % '"MatMulBiasAddFusionPass": "off", "NoSuchPass": "off"',
     ),
     (
-        ("fusion_switch_file", "NoSuchPass is no pass that is known", "MatMulBiasAddFusionPass:off"),
-        "NoSuchPass:off\n",
-        "ALL:off\n# of CANN\nNoSuchPass : on",
-    ),
-    (
         ("op_precision_mode", "MatMul: no operator has a second, rougher", "[ByOpType]\nSoftmaxV2=high_precision"),
         "[ByOpType]\nMatMul=super_performance\nConv2D=enable_float_32_execution\n[ByNodeName]\nnet.fc=keep_fp16",
         "[ByOpType]\nSoftmaxV2=high_precision\nMatMul=super_performance",

@@ -7,7 +7,7 @@ import pytest
 from msctx.options import DEVICES, OPTIONS, Settings, device_of, make_layer
 from msctx.options.kinds import MemoryKind
 from msctx.plan import DONE, FAILING, make
-from msctx.reference import DICTIONARIES, catalogue, describe, failing, on_device, typical
+from msctx.reference import DICTIONARIES, catalogue, describe, on_device, typical
 from msctx.themes import Facts
 
 
@@ -81,16 +81,3 @@ def test_what_else_a_path_comes_to_is_shown_beside() -> None:
     assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "with the options it needs"})
     assert found["device_id"] == ("inert", {"honoured": "with 0"})
     assert found["deterministic"] == ("honoured", {})
-
-
-def test_values_that_a_device_does_not_carry_out_are_named_as_they_are_meant() -> None:
-    found = {
-        (name, device): failing(OPTIONS[name], device)
-        for name in ("conv_allow_hf32", "ac_parallel_enable")
-        for device in DEVICES
-    }
-    assert [found["conv_allow_hf32", device] for device in DEVICES] == [{}] * 3
-    assert found["ac_parallel_enable", "cuda"] == {"refused": ["0"]}, "0 and False are one"
-    assert found["ac_parallel_enable", "cpu"] == {}, "there it is refused altogether"
-    emulated = ["fp16x3", "int8x6", "bf16x6", "bf16x9", "bf16x3"]
-    assert failing(OPTIONS["matmul_algo"], "cuda")["refused"] == [*emulated, "reference"]

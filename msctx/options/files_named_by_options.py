@@ -32,7 +32,7 @@ from msctx.options.kinds import (
     show,
     where,
 )
-from msctx.options.precision_policy import CANN, Operator, resolve
+from msctx.options.precision_policy import Operator
 from msctx.options.values_with_places import Document, read_file
 from msctx.options.yaml_json_ini import parse_ini, parse_json
 
@@ -90,13 +90,6 @@ def parse_dtypes(text: str, file: str) -> Document:
             for label in labels:
                 document.put((*path, label[1]), label.span(1), label.span(2))
     return document.in_order()
-
-
-def parse_switches(text: str, file: str) -> Document:
-    """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
-    if text.lstrip("\ufeff \t\r\n").startswith("{"):
-        return parse_json(text, file)
-    return parse_ini(text, file, first=("Switch", "GraphFusion"), sign=":")
 
 
 def parse_flags(text: str, file: str) -> Document:
@@ -171,35 +164,14 @@ _DTYPE = Choice(_DTYPES.split(), [("float", "float32"), ("double", "float64")])
 
 def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[BadValue]:
     """An operator can leave one list and join another; it cannot join two, nor join the list that it leaves."""
-    before: list[tuple[str, str, str]] = []
+    seen: dict[tuple[str, str], str] = {}
     for colour, lists in data.items():
         for move, names in lists.items():
             for number, name in enumerate(names):
-                same = (m for m in before if _are_one(m[2], name))
-                if clash := next((m for m in same if m[0] == colour or m[1] == move == "to-add"), None):
-                    other = f" as {clash[2]}" if clash[2] != name else ""
-                    text = f"{name} stands in {clash[0]}.{clash[1]} already{other}"
-                    yield BadValue(text, path=(colour, move, number))
-                before.append((colour, move, name))
-
-
-def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[BadValue]:
-    """An operator goes by several names; all of them must have the same value."""
-    modes = data.get("ByOpType", {})
-    for number, (name, value) in enumerate(modes.items()):
-        if other := next((o for o in [*modes][:number] if modes[o] != value and _are_one(o, name)), None):
-            text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"
-            yield BadValue(text, path=("ByOpType", name))
-
-
-def _words(value: Any) -> str:
-    return str(value) if isinstance(value, str) else ", ".join(f"{k}:{','.join(v)}" for k, v in value.items())
-
-
-def _are_one(name: str, other: str) -> bool:
-    """Whether two names mean an operator of PyTorch's; two of CANN's types may share one."""
-    shared = {*(resolve(name) or ())} & {*(resolve(other) or ())}
-    return name == other or (bool(shared) and not {name, other} <= CANN.keys())
+                places = [(name, colour), *[(name, "")] * (move == "to-add")]
+                if clash := next((seen[place] for place in places if place in seen), ""):
+                    yield BadValue(f"{name} stands in {clash} already", path=(colour, move, number))
+                seen |= dict.fromkeys(places, f"{colour}.{move}")
 
 
 def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[BadValue]:
@@ -232,10 +204,9 @@ GRAPH_KERNEL_FLAGS = Format(parse_flags, DictOf(), is_file=False)
 OP_PRECISION_MODE = Format(
     partial(parse_ini, first=("ByOpType",)),
     Fields({"ByOpType": DictOf(Way, Operator), "ByNodeName": DictOf(Way)}),
-    _one_way,
 )
 CUSTOMIZE_DTYPES = Format(
-    parse_dtypes, Fields({"ByOpType": DictOf(_OF_OPERATOR, Operator), "ByNodeName": DictOf(_OF_OPERATOR)}), _one_way
+    parse_dtypes, Fields({"ByOpType": DictOf(_OF_OPERATOR, Operator), "ByNodeName": DictOf(_OF_OPERATOR)})
 )
 MIXLIST = Format(
     partial(parse_json, comments=True), Fields({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
@@ -246,7 +217,7 @@ _DEBUGGED = {
 }
 OP_DEBUG = Format(partial(parse_ini, first=()), Fields(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom)
 _PASSES = Fields(dict.fromkeys(("GraphFusion", "UBFusion"), DictOf(_SWITCH)))
-FUSION_SWITCH = Format(parse_switches, Fields({"Switch": _PASSES}, needed=("Switch",)))
+FUSION_SWITCH = Format(parse_json, Fields({"Switch": _PASSES}, needed=("Switch",)))
 _TUNED = {
     "tune_ops_name": ListOf(TextKind("the name of an operator")),
     "tune_ops_type": ListOf(TextKind("the type of an operator")),

@@ -13,8 +13,6 @@ from msctx.options.kinds import BadValue, Kind, TextKind, refusal, show
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 """A whole number that fits 64 bits."""
-_LONG = f"0*{_NUMBER}"
-"""The same, perhaps with zeros before it, which mean nothing."""
 _SIZE = "[1-9][0-9]{0,17}"
 
 
@@ -56,8 +54,6 @@ class PartsKind(TextKind):
 
     def _parts(self, text: str) -> str:
         parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
-        if _LONG in self._part:
-            parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
         if not all(parts):
             raise BadValue("a part of it is empty", suggestion=self.separator.join(filter(None, parts)))
         if not self._least <= len(parts) <= (self._most or len(parts)):
@@ -121,7 +117,7 @@ def _layers(text: str) -> str:
 SCOPE_PASSES = ("ScopeLayerNormPass", "ScopeClipBoxesPass")
 """The passes that replace patterns of operators where an option names them."""
 _SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
-_STEP = f"{_LONG}( - {_LONG})?"
+_STEP = f"{_NUMBER}( - {_NUMBER})?"
 DumpStep = PartsKind(_SOME_STEPS, _STEP, "|", most=100, numbers=True, repeats=True, check=_ascending)
 DumpIteration = PartsKind(
     f'"all", or {_SOME_STEPS}', f"({_STEP}|all)", "|", most=100, numbers=True, repeats=True, check=_alone_or_ascending
@@ -146,7 +142,7 @@ StreamParallel = PartsKind(
     "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on", f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}"
 )
 ScopePasses = PartsKind(f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}", f"({'|'.join(SCOPE_PASSES)})")
-DeviceList = PartsKind("numbers of devices from 0 on, separated by commas, none twice", _LONG, numbers=True)
+DeviceList = PartsKind("numbers of devices from 0 on, separated by commas, none twice", _NUMBER, numbers=True)
 _DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
 _SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 ShapeRange = PartsKind(

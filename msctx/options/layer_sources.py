@@ -19,7 +19,6 @@ from msctx.options.registry import (
     contradictions,
     find,
     from_text,
-    ge_key,
     is_dictionary,
     make_layer,
     option_of,
@@ -217,17 +216,16 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
 def is_option(variable: str) -> bool:
     """Whether a variable named ``MSCTX_…`` sets an option."""
     spelling = _spelling(variable)
-    return spelling == "preset" or find(spelling) is not None or is_dictionary(spelling) or bool(ge_key(spelling)[1])
+    return spelling == "preset" or find(spelling) is not None or is_dictionary(spelling)
 
 
 def _spelling(variable: str) -> str:
-    spelling = variable[len(PREFIX) :].lower().replace("__", ".")
-    return ".".join(filter(None, ge_key(spelling))) or spelling
+    return variable[len(PREFIX) :].lower().replace("__", ".")
 
 
 def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
-    if (option is None or not option.is_text) and text[:1] == "{" and not ge_key(spelling)[1]:
+    if (option is None or not option.is_text) and text[:1] == "{":
         from msctx.options.yaml_json_ini import parse
 
         return parse(text, where).data

@@ -25,12 +25,12 @@ _SPELLINGS: dict[str, Option] = {}
 _DICTIONARIES: dict[str, None] = {}
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
 _GE: dict[str, Option] = {}
-copyreg.pickle(Option, lambda option: (option_of, (option.name,)))
 
 
 def declare(options: Iterable[Option]) -> None:
     """Add the options of a theme to the tables."""
     for option in options:
+        copyreg.pickle(type(option), lambda option: (option_of, (option.name,)))
         OPTIONS[option.name] = option
         _GE.update({option.ge: option} if option.ge else {})
         for spelling in option.spellings:
@@ -63,8 +63,7 @@ def known_to_ge(key: str) -> bool:
 def named(name: str) -> Option:
     """:func:`option_of` for any name a person may come with: CANN's key and the environment's spelling, too."""
     spelling = name.removeprefix("MSCTX_").lower().replace("__", ".") if name.startswith("MSCTX_") else name
-    level, key = ge_key(spelling)
-    return _GE.get(key or name) or option_of(level or spelling)
+    return _GE.get(name) or option_of(spelling)
 
 
 @cache
@@ -127,25 +126,12 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     if not values:
         return Layer()
     reading = _Reading(origin)
-    marks = marks or nowhere
-    written_out: dict[str, dict[str, Any]] = {}
     for path, spelling, value in _flatten(values, ()):
-        level, key = ge_key(spelling)
-        if key:
-            written_out.setdefault(level, {})[key] = path, value
-        else:
-            reading.add(path, spelling, value, marks)
-    for level, found in written_out.items():  # the dictionary is where its first key is
-        paths = {(key,): path for key, (path, _) in found.items()} | {(): next(iter(found.values()))[0]}
-        reading.add((), level, {key: value for key, (_, value) in found.items()}, _moved(marks, paths))
+        reading.add(path, spelling, value, marks or nowhere)
     problems = [replace(one, mark=reading.places.get(one.path)) for one in contradictions(reading.settings, origin)]
     if reading.problems or problems:
         raise OptionError([*reading.problems, *problems])
     return Layer(reading.settings)
-
-
-def _moved(marks: Marks, paths: Mapping[Keys, Keys]) -> Marks:
-    return lambda at: marks(paths.get(at[:1], paths[()]))
 
 
 class _Reading:
@@ -241,7 +227,7 @@ def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
     A word for a text option is that text: there are no quotes that would make ``5`` a text. *bits*: 1 and 0 mean true and false.
     """
     option = find(spelling)
-    if not isinstance(text, str) or ge_key(spelling)[1] or (option is not None and option.is_text):
+    if not isinstance(text, str) or (option is not None and option.is_text):
         return text
     return text == "1" if bits and option is not None and option.kind is Bool and text in ("0", "1") else scalar(text)
 
@@ -260,16 +246,6 @@ def _from_words(option: Option, text: Any) -> Any:
         return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower(), text)
     is_number = isinstance(kind, Int) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
-
-
-def ge_key(spelling: str) -> tuple[str, str]:
-    """A key of CANN's own that is written out (``ge_options.session.ge.x``) as the dictionary it stands in, and its name there.
-
-    A variable of the environment has it in one case.
-    """
-    level, found, key = spelling.partition(".ge.") if "ge_options." in spelling else ("", "", "")
-    key = f"ge.{key}"
-    return (level, {k.lower(): k for k in _GE}.get(key, key)) if found and level in _SPELLINGS else ("", "")
 
 
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:

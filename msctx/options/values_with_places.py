@@ -19,15 +19,12 @@ from msctx.options.kinds import INVALID, BadValue, Keys, YamlWord, dotted
 Span = tuple[int, int]
 
 
-def read_file(path: Any, *, pipes: bool = False) -> tuple[str, str]:
+def read_file(path: Any) -> tuple[str, str]:
     """The text of a file, or why it cannot be read."""
     if not path:
         return "", "no file is named"
     try:
-        found = File(path).expanduser()
-        if not pipes and found.exists() and not (found.is_file() or found.is_dir()):
-            return "", "it is a device or a pipe, which may never end"
-        return found.read_text(encoding="utf-8-sig"), ""
+        return File(path).expanduser().read_text(encoding="utf-8-sig"), ""
     except UnicodeDecodeError as error:
         return "", f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:
@@ -121,14 +118,12 @@ _WORDS = {"": None, "~": None, ".NaN": math.nan} | {
 }
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+|0o[0-7]+")
 _BROKEN = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_DIGITS = 4000
-"""Python reads no longer numbers."""
 
 
 def scalar(text: str) -> Any:
     """The value of a plain (unquoted) scalar of YAML 1.2; also how ``key=value`` on a command line is read.
 
-    :class:`BadValue`: a number that YAML 1.1 and 1.2 read differently, or that Python does not read.
+    :class:`BadValue`: a number that YAML 1.1 and 1.2 read differently.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -140,7 +135,5 @@ def scalar(text: str) -> Any:
         advice = "write the number without the leading zero, or quote it"
         raise BadValue(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
     if _WHOLE.fullmatch(text):
-        if len(text) > _DIGITS:
-            raise BadValue("a number of thousands of digits; quote it if it is meant as text")
         return int(text.replace("_", ""), 0)
     return float(text) if _BROKEN.fullmatch(text) else text

@@ -15,25 +15,14 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import Diagnostic, FileError, Mark
+from msctx.errors import Diagnostic, FileError
 from msctx.options.kinds import BadValue, Keys, show
 from msctx.options.values_with_places import Document, Span, read_file, scalar
 
-_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
+_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value"}
 _RESOLVER = yaml.SafeLoader("")
 _NODES = 200_000
 """More values, counted again at each alias, are not read."""
-_DEEPEST = 1000
-"""The parser in C would take the process down for a text that is nested without end."""
-
-
-def _compose(text: str) -> yaml.Node | None:
-    """The nodes of a text. The parser in C takes a tenth of the time; it has other words for mistakes, and takes more tabs."""
-    deepest = text.count("[") + text.count("{") + max(map(len, text.split("\n")))
-    if yaml.__with_libyaml__ and deepest < _DEEPEST and not re.search("[\t\ufeff]", text):
-        with suppress(yaml.YAMLError):
-            return yaml.compose(text, Loader=yaml.CSafeLoader)
-    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _span(node: yaml.Node) -> Span:
@@ -54,49 +43,34 @@ class _Builder:
         self.document, self.left = document, _NODES
         self.scalar, self.key = read or _plain_scalar, read or (lambda node: str(node.value))
 
-    def value(self, node: Any, path: Keys = (), above: frozenset[int] = frozenset()) -> Any:
+    def value(self, node: Any, path: Keys = ()) -> Any:
         report, span = self.document.report, _span(node)
         self.document.values[path] = self.document.place(span)
         self.left -= 1
         if self.left < 0:
             raise RecursionError
-        if id(node) in above:
-            return report(path, span, "an alias that contains itself")
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
             return report(path, span, f"the tag {node.tag} is not understood here")
-        above |= {id(node)}
         if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path, above)
+            return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(child, (*path, i), above) for i, child in enumerate(node.value)]
+            return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
         try:
             return self.scalar(node)
         except BadValue as error:
             return report(path, span, error.text)
 
-    def mapping(self, node: yaml.Node, path: Keys, above: frozenset[int]) -> dict[Any, Any]:
+    def mapping(self, node: yaml.Node, path: Keys) -> dict[Any, Any]:
         report = self.document.report
-        pairs: dict[Any, tuple[Mark, yaml.Node]] = {}
-        merged: list[yaml.Node] = []
+        keys, data = self.document.keys, {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 report(path, _span(key), "a key must be a plain word")
-            elif (name := self.key(key)) in pairs:
-                report((*path, name), _span(key), f"is given twice; first in {pairs[name][0]}")
-            elif key.tag.endswith(":merge"):  # of several the first wins
-                merged += reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]
+            elif (at := (*path, self.key(key))) in keys:
+                report(at, _span(key), f"is given twice; first in {keys[at]}")
             else:
-                pairs[name] = self.document.place(_span(key)), value
-        data: dict[Any, Any] = {}
-        for source in merged:
-            if not isinstance(source, yaml.MappingNode):
-                report((*path, "<<"), _span(source), "only dictionaries can be merged")
-            elif isinstance(part := self.value(source, path, above), dict):
-                data |= part
-        self.document.values[path] = self.document.place(_span(node))
-        for name, (place, value) in pairs.items():  # after what is merged: their places count
-            self.document.keys[(*path, name)] = place
-            data[name] = self.value(value, (*path, name), above)
+                keys[at] = self.document.place(_span(key))
+                data[at[-1]] = self.value(value, at)
         return data
 
 
@@ -109,7 +83,7 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
     """
     document, mark = Document(text, file), None
     try:
-        if (root := _compose(document.text)) is not None:
+        if (root := yaml.compose(document.text, Loader=yaml.SafeLoader)) is not None:
             document.data = _Builder(document).value(root)
     except RecursionError:
         what = f"nested too deeply, or more than {_NODES} values, counted again at each alias"
@@ -127,7 +101,7 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
 
 def load(path: str | PathLike[str], *, collect: bool = False) -> Document:
     """Read a YAML file; raises :class:`FileError` when it is missing, unreadable or not YAML."""
-    text, why_not = read_file(path, pipes=True)
+    text, why_not = read_file(path)
     if why_not:
         raise FileError([Diagnostic("", f"cannot be read: {why_not}", where=str(path))])
     return parse(text, str(path), collect=collect)
@@ -150,7 +124,7 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
         with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
             read = _Builder(document, lambda node: json.loads(text[slice(*_span(node))]))
-            document.data = read.value(_compose(plain))
+            document.data = read.value(yaml.compose(plain, Loader=yaml.SafeLoader))
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
@@ -165,24 +139,24 @@ def _without_comment(match: re.Match[str]) -> str:
     return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
 
 
-def parse_ini(
-    text: str, file: str, *, first: tuple[str, ...] = ("lines before the first [section]",), sign: str = "="
-) -> Document:
+_PAIR = re.compile(r"([^=]*[^=\s])\s*=\s*(.*)")
+
+
+def parse_ini(text: str, file: str, *, first: tuple[str, ...] = ("lines before the first [section]",)) -> Document:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
     *first*: the keys that lead to the lines before the first heading; ``()``: headings are none.
     """
-    document, what, path = Document(text, file), f"key{sign}value", first
-    pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
+    document, path = Document(text, file), first
     for span in document.lines():
         line = document.text[slice(*span)]
         if path and (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)):
             path = (*path[:-1], heading[1])
             document.within(path)
             document.keys[path] = document.values[path] = document.place(span)
-        elif match := pair.fullmatch(document.text, *span):
+        elif match := _PAIR.fullmatch(document.text, *span):
             document.put((*path, match[1]), match.span(1), match.span(2))
         else:
-            allowed = f"{what}, one to a line" + ", or [section]" * bool(path)
-            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
+            allowed = "key=value, one to a line" + ", or [section]" * bool(path)
+            document.report(path, span, f"{show(line)} is not key=value", allowed=allowed)
     return document.in_order()

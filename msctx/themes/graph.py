@@ -17,7 +17,7 @@ from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, joined, once, refused
 from msctx.themes.cache import cache
 from msctx.themes.convolution_and_algorithm_policy import POLICY, conv_policy, only_records, raced, requested_of
-from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
+from msctx.themes.graph_kernel_flags import DUMP, DUMPS, FLAGS, GROUP
 from msctx.themes.shared_by_themes import ALONE, GRAPHS, ONCE, apart, engine_options, search
 
 GEARS = (When("input_shape"), When("dynamic_dims"), When("dynamic_node_type", (0, 1)))
@@ -96,7 +96,7 @@ OPTIONS = (
         help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far "
              "fusion goes, --dump_as_text writes what the passes did, --path=FILE reads flags from a JSON file. A bare flag means "
              "true; a list of flags is taken too."),
-    *graph_kernel_flags.OPTIONS,
+    *FLAGS,
     session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",
         help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands "
              "for a whole group, and single names win over it."),
@@ -208,8 +208,9 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "disable_format_transform":  # inductor moves models: on a CPU, and in 16 bits on CUDA, it wants channels_last
             differs = "for code compiled inside, unless torch.compile has that option; eager code never changes formats"
             return approximated({"torch.inductor.layout_optimization": not value}, differs)
-    flag = BY_NAME.get(name.removeprefix(f"{GROUP}."))  # the others are only fields of the compilation
-    return _flag(on, setting, flag) if flag else compiled(on)
+    if isinstance(setting.option, graph_kernel_flags.Flag):
+        return _flag(on, setting, setting.option)
+    return compiled(on)  # the others are only fields of the compilation
 
 
 @once
@@ -266,9 +267,9 @@ def _fusion(on: On) -> dict[str, Any]:
     flags = []
     for flag in FLAGS:
         there = on if on.device in flag.devices else on.at(flag.devices[0])  # what compiles is one for all devices
-        s = there.settings.get(f"{GROUP}.{flag.name}") if flag.settings else None
-        if s is not None and s.value not in flag.refused and not hides(on, s.option.name):
-            flags.append((flag.name, s.value))
+        s = there.settings.get(flag.name) if flag.settings else None
+        if s is not None and s.value not in flag.refused and not hides(on, flag.name):
+            flags.append((flag.word, s.value))
     passes = on.get("enable_scope_fusion_passes")
     return {
         "fused": fused(on),
@@ -347,15 +348,15 @@ def _flag(on: On, setting: Setting, flag: graph_kernel_flags.Flag) -> Outcome:
     if why := flag.holds.get(value):
         return as_it_is(why)
     if on.device == "ascend":
-        if flag.name in EXTRAS and not setting.value:
+        if flag.word in EXTRAS and not setting.value:
             return as_it_is()
-        if flag.name != DUMP:
+        if flag.word != DUMP:
             return refused(flag.why_not or BY_CANN)
     if why := flag.why_not or flag.refused.get(setting.value):
         return refused(why)
     if _is_off(on):
         return inert(_not_fused(on)) if setting.value else as_it_is(_not_fused(on))
-    if hides(on, setting.option.name):
+    if hides(on, flag.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
     return compiled(on, differs=AS_TEXT if on.device == "ascend" else "")
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.options.kinds import Bool, Choice, Int, Kind, Text, TextKind
-from msctx.options.option import DEVICES, FLAGS_SOURCE, UNSET, Option
+from msctx.options.option import FLAGS_SOURCE, Option
 from msctx.themes.base import reason
 
 GROUP = "graph_kernel_flags"
@@ -47,49 +47,39 @@ WIDE = "fused kernels compute 16-bit types in float32"
 BATCHES = {name: {"min_fuse_set_size": 2} for name in ("batch_linear", "batch_linear_lhs")}
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Flag(Option):
+    """One flag: an option with what it means to inductor."""
 
-    Attributes:
-        name: without the two dashes.
-        type: the annotation that validates its value.
-        help: what it does.
-        settings: name of a setting of inductor → its value by that of the flag. Other values of the flag leave the setting alone.
-        why_not: why it has no effect, on any device.
-        refused: the values without a counterpart, each with the reason.
-        holds: the values that describe what is so anyway, each with how; texts in lower case, with _ for -.
-        example: a value.
-        devices: where it has an effect.
-        source: where MindSpore documents it.
-    """
-
-    name: str
-    kind: Kind
-    help: str
     settings: Mapping[str, Mapping[Any, Any] | Callable[[Any], Any]] = field(default_factory=dict)
-    why_not: str = ""
-    refused: Mapping[Any, str] = field(default_factory=dict)
-    holds: Mapping[Any, str] = field(default_factory=dict)
+    """Setting of inductor → its value by that of the flag. Other values of the flag leave the setting alone."""
+    why_not: str = ""  # why it has no effect, on any device
+    refused: Mapping[Any, str] = field(default_factory=dict)  # values without a counterpart, each with the reason
+    holds: Mapping[Any, str] = field(
+        default_factory=dict
+    )  # values that describe what is so anyway; in lower case, with _ for -
     example: Any = True
-    devices: tuple[str, ...] = DEVICES
-    default: Any = UNSET
     source: str = FLAGS_SOURCE
 
-    def option(self) -> Option:
-        about = {"example": self.example, "default": self.default, "devices": self.devices, "source": self.source}
-        return Option(f"{GROUP}.{self.name}", self.kind, help=self.help, **about)
+    @property
+    def word(self) -> str:
+        """Its name without the two dashes."""
+        return self.name.removeprefix(f"{GROUP}.")
+
+
+def _flag(word: str, kind: Kind, **more: Any) -> Flag:
+    return Flag(f"{GROUP}.{word}", kind, **more)
 
 
 def _refused(
-    name: str, type: Any, help: str, example: Any, why: str = NONE, holds: Mapping[Any, str] = MappingProxyType({})
+    word: str, kind: Kind, help: str, example: Any, why: str = NONE, holds: Mapping[Any, str] = MappingProxyType({})
 ) -> Flag:
-    return Flag(name, type, help, example=example, why_not=why, holds=holds)
+    return _flag(word, kind, help=help, example=example, why_not=why, holds=holds)
 
 
 # fmt: off
 FLAGS = (
-    Flag("opt_level", LEVELS, example=3, default=2, source="mindspore.set_context",
+    _flag("opt_level", LEVELS, example=3, default=2, source="mindspore.set_context",
         help="How far operators of compiled graphs are fused; it wins over enable_graph_kernel, also to switch fusion on. "
              "Unset, fusion is at 2 where enable_graph_kernel is true.",
         settings={
@@ -98,43 +88,43 @@ FLAGS = (
             "combo_kernels": {3: True}, "aggressive_fusion": {3: True}, "score_fusion_memory_threshold": {3: 0},
             "benchmark_fusion": {3: True}, "pre_grad_fusion_options": {3: BATCHES},
         }),
-    Flag(DUMP, Bool, default=False, source="mindspore.set_context",
+    _flag(DUMP, Bool, default=False, source="mindspore.set_context",
         help="Writes each graph before and after the passes, and its kernels before and after fusion, as text into the folder "
              f"{DUMPS}; without fusion there is nothing to write.",
         settings={
             "trace.enabled": {True: True}, "trace.debug_dir": {True: DUMPS}, "fx_graph_cache": {True: False},
             "functorch.enable_autograd_cache": {True: False},
         }),
-    Flag("enable_parallel_fusion", Bool,
+    _flag("enable_parallel_fusion", Bool,
         help="Whether kernels that share no data become one: combined kernels on a GPU, loops in one parallel region on a CPU.",
         settings={"combo_kernels": bool, "aggressive_fusion": bool, "score_fusion_memory_threshold": {True: 0, False: 10}}),
-    Flag("enable_horizontal_fusion", Bool, example=False, devices=CPU,
+    _flag("enable_horizontal_fusion", Bool, example=False, devices=CPU,
         help="Whether operators that read the same data become one kernel.",
         settings={"cpp.max_horizontal_fusion_size": {True: 16, False: 1}}),
-    Flag("parallel_ops_level", SHARE, example=0, devices=CUDA, help="Which kernels enable_parallel_fusion combines.",
+    _flag("parallel_ops_level", SHARE, example=0, devices=CUDA, help="Which kernels enable_parallel_fusion combines.",
         settings={"combo_kernels_pointwise_only": {0: True, 1: False}}),
-    Flag("enable_parallel_op_combine", Bool, help="Whether several linear layers of one shape become one batched matmul.",
+    _flag("enable_parallel_op_combine", Bool, help="Whether several linear layers of one shape become one batched matmul.",
         settings={"post_grad_fusion_options": {True: {"batch_linear_post_grad": {"min_fuse_set_size": 2}}, False: {}}}),
-    Flag("disable_matmul_post_fusion", Bool,
+    _flag("disable_matmul_post_fusion", Bool,
         help="Fuses no addition and no activation into a matmul; the bias of a linear layer stays in it.",
         settings={"epilogue_fusion": {True: False, False: True}, "pattern.addmm": {True: False, False: True}}),
-    Flag("enable_recompute_fusion", Bool,
+    _flag("enable_recompute_fusion", Bool,
         help="The backward pass recomputes cheap operators, reductions included, instead of keeping their results.",
         settings={"functorch.aggressive_recomputation": {True: True}, "functorch.ban_recompute_reductions": {True: False}},
         refused={False: "inductor has no setting that keeps all results"}),
-    Flag("enable_auto_tensor_inplace", Bool, example=False, settings={"inplace_buffers": bool},
+    _flag("enable_auto_tensor_inplace", Bool, example=False, settings={"inplace_buffers": bool},
         help="Whether a kernel may write its result over an input that is not read any more."),
-    Flag("exact_precision_mode", Bool, settings={"emulate_precision_casts": bool},
+    _flag("exact_precision_mode", Bool, settings={"emulate_precision_casts": bool},
         help="Rounds to float16 and bfloat16 inside of fused kernels wherever unfused operators would."),
-    Flag("cpu_feature", FEATURES, example="avx2", devices=CPU, settings={"cpp.simdlen": BITS},
+    _flag("cpu_feature", FEATURES, example="avx2", devices=CPU, settings={"cpp.simdlen": BITS},
         help="The vector instructions that generated kernels use; a processor without them gets scalar code."),
-    Flag("enable_vectorization", Bool, example=False, devices=CPU, settings={"cpp.simdlen": {False: 1}},
+    _flag("enable_vectorization", Bool, example=False, devices=CPU, settings={"cpp.simdlen": {False: 1}},
         help="Whether generated kernels use the processor's vector instructions; false wins over cpu_feature."),
-    Flag("cpu_refer_thread_num", Int(1, 2**15), example=2, devices=CPU, settings={"cpp.threads": int},
+    _flag("cpu_refer_thread_num", Int(1, 2**15), example=2, devices=CPU, settings={"cpp.threads": int},
         help="How many threads generated kernels use."),
-    Flag("enable_debug_mode", Bool, settings={"cpp.enable_kernel_profile": bool, "comment_origin": bool},
+    _flag("enable_debug_mode", Bool, settings={"cpp.enable_kernel_profile": bool, "comment_origin": bool},
         help="Generated kernels report themselves to the profiler by name, and their code names the operators that they come from."),
-    Flag("online_tuning", Count, example=1, settings={"max_autotune": bool},
+    _flag("online_tuning", Count, example=1, settings={"max_autotune": bool},
         help="Measures variants of kernels and templates while compiling (max_autotune); 0 measures nothing. On a CPU it needs "
              "frozen_variable."),
     *starmap(_refused, (
@@ -185,16 +175,13 @@ FLAGS = (
 )
 # fmt: on
 
-BY_NAME = {flag.name: flag for flag in FLAGS}
-OPTIONS = tuple(flag.option() for flag in FLAGS)
-
 
 def settings_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the values of flags mean; where two flags have one setting, the later row wins."""
     found: dict[str, Any] = {}
     for flag in FLAGS:
-        for name, values in flag.settings.items() if flag.name in flags else ():
-            value = flags[flag.name]
+        for name, values in flag.settings.items() if flag.word in flags else ():
+            value = flags[flag.word]
             if callable(values):
                 found[name] = values(value)
             elif value in values:

@@ -124,8 +124,6 @@ def test_all_problems_of_the_environment_at_once() -> None:
 
 
 def test_canns_keys_in_the_environment() -> None:
-    found = environment_layers({"MSCTX_GE_OPTIONS__SESSION__GE__EXEC__STATICMEMORYPOLICY": "2"})["environment"]
-    assert found.settings["ge_options.session.ge.exec.staticMemoryPolicy"].value == 2
     found = environment_layers({"MSCTX_GE_OPTIONS__SESSION": '{ge.deterministic: "1"}'})["environment"]
     assert found.settings["ge_options.session.ge.deterministic"].value == "ON"
     with pytest.raises(OptionError):
