@@ -281,7 +281,7 @@ def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
         path: path.read_text(encoding="utf-8") for folder in ("themes", "switches") for path in (PACKAGE / folder).glob("*.py")
     }
     tests = _text_of(TESTS) + "".join(path.read_text() for path in (TESTS / "data").glob("plans-*.txt"))
-    flags = {f"graph_kernel_flags.{flag.name}": flag.name for flag in FLAGS}
+    flags = {flag.name: flag.word for flag in FLAGS}
     for theme in THEMES:
         own = files[Path(str(theme.__file__))]
         declared = own[own.index("OPTIONS = (") : own.index("RULES: ")]
