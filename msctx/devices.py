@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from glob import glob
+from typing import Any
 
-from msctx.native import core, memory, ranks_and_process_group
+from msctx.native import core, ranks_and_process_group
 from msctx.themes import INVARIANT, NEED_CORE, Facts
 
 CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
@@ -53,50 +54,24 @@ def ascend() -> dict[str, str | None] | None:
     return {"soc": soc_name(), "cann": str(get_cann_version("RUNTIME")) or None}
 
 
-@cache
-def _half_products() -> bool | None:
-    """Whether the matrix unit of the NPU that is here has float16 alone."""
-    if "ascend" not in here():
-        return None
-    return not core.has_float32_products()
-
-
-def free_memory() -> int:
-    """Bytes of host memory that this process can still have. Only plans that are shown have it: those of runs are compared."""
-    return memory.free_bytes()
-
-
 def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
-    native = cudnn = npu = matrix_unit = mkl = inductor = ""
-    half_products = _half_products()
+    found: dict[str, Any] = {"devices": here(), "free_memory": free_memory, "cann": _cann()}
+    if "ascend" in here():
+        found["half_products"] = not core.has_float32_products()
     if not NEED_CORE.isdisjoint(settings):
-        native = core.obstacle()
-        cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
-        matrix_unit = core.matrix_unit_obstacle()
-        npu = core.hook_problem("ascend")
+        found |= {"native": core.obstacle(), "matrix_unit": core.matrix_unit_obstacle(), "npu": core.hook_problem("ascend")}
+        found["cudnn"] = core.cudnn_obstacle() if "cuda" in here() else ""
     if any(name in settings for name in INVARIANT):
         from msctx.switches.mkl import mkl_obstacle
 
-        mkl = mkl_obstacle()
+        found["mkl"] = mkl_obstacle()
     if "batch_invariant" in settings:
         from msctx.switches import torch_compiler
 
-        inductor = torch_compiler.obstacle("batch_invariant")
-    rank = ranks_and_process_group.known_rank() if "seed_by_rank" in settings else None
-    emulates = os.environ.get(CUBLAS, "0")
-    cublas = f"{CUBLAS}={emulates}" if emulates not in ("", "0") else ""
-    return Facts(
-        devices=here(),
-        free_memory=free_memory,
-        cann=_cann(),
-        native=native,
-        cudnn=cudnn,
-        npu=npu,
-        mkl=mkl,
-        inductor=inductor,
-        cublas=cublas,
-        matrix_unit=matrix_unit,
-        rank=rank,
-        half_products=half_products,
-    )
+        found["inductor"] = torch_compiler.obstacle("batch_invariant")
+    if "seed_by_rank" in settings:
+        found["rank"] = ranks_and_process_group.known_rank()
+    if (emulates := os.environ.get(CUBLAS, "0")) not in ("", "0"):
+        found["cublas"] = f"{CUBLAS}={emulates}"
+    return Facts(**found)

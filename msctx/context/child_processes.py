@@ -9,7 +9,7 @@ from contextlib import suppress
 from multiprocessing import process
 from typing import Any
 
-from msctx.context.open_contexts import above_base, close_late, innermost, stack
+from msctx.context.open_contexts import above_base, close, innermost, stack
 from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import MsctxError, MsctxWarning
@@ -75,9 +75,8 @@ class WorkerInit:
         """A seed is left out: each worker has random numbers of its own."""
         with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
             warnings.simplefilter("ignore", MsctxWarning)
-            for scope in stack.scopes:  # a fork has inherited them
-                scope.leaving = True
-            close_late(stack.scopes)
+            if stack.scopes:  # a fork has inherited them
+                close(stack.scopes[0])
         if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
             sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
         layers = [Layer({k: s for k, s in one.settings.items() if k not in SEEDS}, one.lost) for one in self.layers]

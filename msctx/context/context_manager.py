@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from multiprocessing.process import parent_process
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import rank_agreement
 from msctx.context.child_processes import WorkerInit
-from msctx.context.open_contexts import Scope, above_base, close_late, end_stranded, innermost, stack
+from msctx.context.open_contexts import Scope, above_base, close, end_stranded, innermost, stack
 from msctx.context.plans import explain, ready_plan, refuse, warn_failing, within
 from msctx.context.process_wide import BASE, MISSED
 from msctx.deferred_interrupts import uninterrupted
@@ -42,19 +40,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def refuse_lazy(function: Callable[..., Any], made: Any = None) -> Any:
-    """Raise for a function whose body does not run while it is called; *made*: what it returned, which a wrapper may hide before."""
-    bodies = (getattr(inspect.unwrap(function), "__code__", None), getattr(type(function).__call__, "__code__", None))
-    if inspect.iscoroutine(made):
-        made.close()
-    is_lazy = inspect.iscoroutine(made) or inspect.isasyncgen(made) or (inspect.isgenerator(made) and made.gi_code in bodies)
-    kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
-    if is_lazy or any(is_kind(function) for is_kind in kinds):
+def refuse_lazy(function: Callable[..., Any]) -> None:
+    """Raise for a function whose body does not run while it is called."""
+    if any(is_kind(function) for is_kind in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)):
         raise TypeError(
             f"{getattr(function, '__qualname__', repr(function))} is a generator or coroutine: its scope would stay open while other "
             "code runs. Use a with-block inside it, around code that does not yield or await."
         )
-    return made
 
 
 class Context:
@@ -81,16 +73,11 @@ class Context:
         return self._layers
 
     def __del__(self) -> None:
-        if self.is_unused and not sys.is_finalizing():
-            self.report_unused()
-
-    def report_unused(self) -> None:
-        """Warn once if it was neither entered nor read."""
-        if self.is_unused:
-            self.is_unused = False
+        """Warn if it was neither entered nor read."""
+        if self.is_unused and parent_process() is None:  # a worker enters what it has to
             text = "was never entered, so its options did nothing: put it into a with statement, or decorate a function with it"
             warnings.warn(
-                f"the {self.origin} {text}; msctx.set_context sets options for the process", MsctxWarning, stacklevel=3
+                f"the {self.origin} {text}; msctx.set_context sets options for the process", MsctxWarning, stacklevel=2
             )
 
     @untraced
@@ -130,7 +117,7 @@ class Context:
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call runs inside the context."""
-        if inspect.isclass(function) or not callable(function):
+        if isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
         self.is_unused = False
         refuse_lazy(function)
@@ -138,8 +125,7 @@ class Context:
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
-                made = function(*args, **kwargs)
-            return refuse_lazy(function, made) if isinstance(made, GeneratorType | CoroutineType | AsyncGeneratorType) else made
+                return function(*args, **kwargs)
 
         return cast(F, inside)
 
@@ -254,14 +240,6 @@ class Context:
         return Bound(function, whole, self._scope, here=not self.layers)
 
 
-@atexit.register
-def _report_globals() -> None:
-    """Those of the program are collected when nothing can be reported any more."""
-    made = vars(sys.modules["__main__"]).values() if parent_process() is None else ()  # a worker enters what it has to
-    for context in [value for value in made if issubclass(type(value), Context)]:
-        context.report_unused()
-
-
 @outside_dynamo
 def _enter(context: Context, entered: list[Scope]) -> None:
     from msctx.context import ledger
@@ -305,27 +283,16 @@ def _enter(context: Context, entered: list[Scope]) -> None:
 @outside_dynamo
 def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
-    mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
+    mine = next((s for s in reversed(scopes) if s.context is context), None)
     if mine is None:
         what = f"the {context.origin} is not open in this thread: leave it once, in the thread that entered it"
         raise ScopeError(f"{what}; msctx.current().bind(fn) carries it into others")
-    mine.leaving = True  # from here on whoever is next in this thread would close it
-    inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
-    if inside and error is None:
-        what = f"the {context.origin} was left before the {inside[-1].context.origin} inside it: leave the inner one first"
-        raise ScopeError(f"{what}, as `with` does. Both stay in force, and close together when the inner one is left")
-    if inside and isinstance(error, GeneratorExit):  # it has passed none of these
-        warn(
-            f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
-        )
-        return
-    for scope in inside:  # an exception has passed by whoever was to leave it
-        scope.leaving = True
+    inner = scopes[-1]
     why = None
     if error is not None:
         why = report.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
     try:
-        close_late(scopes, error)
+        close(mine, error)
     except (RestoreError, MsctxWarning) as unrestored:
         if error is None:
             raise
@@ -333,9 +300,10 @@ def _exit(context: Context, error: Any) -> None:
         while isinstance(wrong, RestoreError | MsctxWarning):  # the block's own exception goes on
             notices.warn_or_print(str(wrong))
             wrong = wrong.__context__
-    for scope in inside:
-        warn(
-            f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
-        )
+    if inner is not mine:
+        what = f"the {context.origin} was left before the {inner.context.origin} inside it; both are closed"
+        if error is None or isinstance(error, GeneratorExit):
+            raise ScopeError(f"{what}. Leave the inner one first, as `with` does")
+        warn(what)  # an exception has passed by whoever was to leave it
     if why is not None:
         raise why from error

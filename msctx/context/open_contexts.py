@@ -27,7 +27,6 @@ class Scope:
         self.outer = stack.scopes[-1] if stack.scopes else None
         self.since = now()
         self.open = True
-        self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
         counter_lifetimes.begin(context)
 
@@ -64,13 +63,14 @@ class Scope:
             report(found, plan, only_warn=error is not None)
 
 
-def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
-    """Those on top whose __exit__ has come, because of *error*; one that raises does not keep the others from being closed."""
-    if scopes and scopes[-1].leaving:
-        try:
-            scopes.pop().close(error)
-        finally:
-            close_late(scopes, error)
+def close(scope: Scope, error: BaseException | None = None) -> None:
+    """What is open inside it, and it, because of *error*; one that raises does not keep the others from being closed."""
+    top = stack.scopes.pop()
+    try:
+        top.close(error)
+    finally:
+        if top is not scope:
+            close(scope, error)
 
 
 class _Stack(threading.local):

@@ -12,6 +12,7 @@ from typing import Any, cast
 from msctx import devices
 from msctx import plan as planning
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
+from msctx.native import memory
 from msctx.notices import warn
 from msctx.options import Layer, Settings, find
 from msctx.options.algorithm_policy import RULES
@@ -42,7 +43,7 @@ def plan_here(settings: Settings, shown: Iterable[Layer] = ()) -> Plan:
     key = devices.here(), os.environ.get(devices.CUBLAS)
     if (plan := settings.plans.get(key)) is not None:
         return cast(Plan, plan)
-    free = devices.free_memory() if any(name in layer.settings for layer in shown for name in SHOW_FREE) else 0
+    free = memory.free_bytes() if any(name in layer.settings for layer in shown for name in SHOW_FREE) else 0
     plan = plan_of(settings, devices.facts(settings, free))
     if CHANGING.isdisjoint(settings):
         settings.plans[key] = plan

@@ -81,7 +81,7 @@ class Session(Context):
             OptionError: a variable that ``experimental_accelerate_train_mode`` reads is not set, or holds no number.
         """
         refuse_lazy(function)
-        scope = self._scope or next((s for s in [*BASE.opened] if s.context is self and not s.leaving), None)
+        scope = self._scope or next((s for s in [*BASE.opened] if s.context is self), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
         bound = Bound(self._run, Context(scope.settings.layers, "bound function", self._watched), scope)
@@ -119,15 +119,13 @@ class Session(Context):
 
     def _low_precision(self) -> dict[str, Any]:
         """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
-        requested = of_session(LOW_PRECISION)
-        if self._is_full or not requested:
+        if (requested := of_session(LOW_PRECISION)) and not self._is_full:
+            now, whole = map(_number, VARIABLES[requested["until"]])
+            end = requested["ratio"] * whole
+            self._is_full = now >= round(end, 9) if requested["until"] == "step" else now <= end
+        if not requested or self._is_full:
             return {}
-        self._is_full = _is_over(requested["until"], requested["ratio"])
-        return (
-            {}
-            if self._is_full
-            else {POLICY[device]: text for device, text in requested["policies"].items() if device in here()}
-        )
+        return {POLICY[device]: text for device, text in requested["policies"].items() if device in here()}
 
 
 class _Places:
@@ -170,8 +168,8 @@ def _begin_mode(mode: str | None, scope: Scope, turn: Turn) -> None:
             turn.enter_context(torch.inference_mode(not is_training))  # False: with gradients
 
 
-_Mode = tuple[int, bool, dict[int, tuple[Any, bool]]]
-"""Of one run: its thread, whether it trains, and id of a module → the module, and whether it was in train mode."""
+_Mode = tuple[int, bool, dict["nn.Module", bool]]
+"""Of one run: its thread, whether it trains, and each module → whether it was in train mode."""
 _modes: list[_Mode] = []
 """A module has one mode for all threads: runs that want the same share it."""
 _lock = threading.Lock()
@@ -186,7 +184,7 @@ def _take_mode(models: Iterable[nn.Module], training: bool) -> _Mode:
     mode: _Mode = threading.get_ident(), training, {}
     with _lock:
         for model in models:
-            found = {id(module): (module, module.training) for _, module in watched_models.paths_of(model)}
+            found = {module: module.training for _, module in watched_models.paths_of(model)}
             if any(there is not training and thread != mode[0] and found.keys() & held for thread, there, held in _modes):
                 wanted, other = ("train", "eval") if training else ("eval", "train")
                 raise ScopeError(
@@ -204,17 +202,12 @@ def _give_back(mode: _Mode) -> None:
         place = next(place for place, other in enumerate(_modes) if other is mode)
         later = _modes[place + 1 :]
         del _modes[place]
-        for number, (module, was) in mode[2].items():
-            heir = next((held for _, _, held in later if number in held), None)
+        for module, was in mode[2].items():
+            heir = next((held for _, _, held in later if module in held), None)
             if heir is not None:
-                heir[number] = module, was
+                heir[module] = was
             elif module.training is not was:
                 module.training = was
-
-
-def _is_over(until: str, ratio: float) -> bool:
-    now, whole = map(_number, VARIABLES[until])
-    return now >= round(ratio * whole, 9) if until == "step" else now <= ratio * whole
 
 
 def _number(name: str) -> float:

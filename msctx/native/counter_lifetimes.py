@@ -39,7 +39,7 @@ class Held:
 T = TypeVar("T")
 
 MET: Counter[str] = Counter()
-"""How often options have met what they act on: ``run`` of sessions, ``call`` of compiled code, ``block`` and kinds of models."""
+"""How often options have met what they act on: ``run`` of sessions, ``call`` of compiled code, and kinds of models."""
 SOURCES: dict[Any, Collection[Any]] = {}
 """Kind of counter → what holds something while there may be something to count."""
 _open: dict[Any, int] = {}

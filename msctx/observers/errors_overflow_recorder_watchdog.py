@@ -154,7 +154,7 @@ class OverflowReader(Reader):
             notices.warn(sentence(row) + "; its data are not written: the folder has those of the most reports" * is_full)
 
     def _write(self, row: Row) -> None:
-        """As CANN names them: the operator's tensors, and what overflowed."""
+        """The operator's tensors and its row, in files that are named as CANN's."""
         place = self.output / self._begun / str(ranks_and_process_group.rank_or_0()) / "Net" / "0" / str(row["step"])
         place.mkdir(parents=True, exist_ok=True)
         kind = kind_of(row["operator"])
@@ -164,21 +164,7 @@ class OverflowReader(Reader):
                 if tensor["file"]:
                     old, tensor["file"] = tensor["file"], f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
                     (self.scratch / old).replace(place / tensor["file"])
-        ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
-        status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
-        bits = sum(
-            bit
-            for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf"))
-            if any(t.get(key) for t in row["outputs"])
-        )
-        atomic = row.get("accumulates", False)
-        found = {
-            "DHA Atomic Add": status | {"status": bits if atomic else 0},
-            "L2 Atomic Add": status,
-            "AI Core": status | {"kernel_code": "0x0", "block_idx": 0, "status": 0 if atomic else bits},
-            "msctx": row,
-        }
-        files.write_json(place / f"Opdebug.Node_OpDebug.{row['id']}.0.{row['began']}.output.0.json", found)
+        files.write_json(place / f"Opdebug.Node_OpDebug.{row['id']}.0.{row['began']}.output.0.json", row)
         if row["problem"]:
             raise OSError(row["problem"])
 
@@ -252,17 +238,10 @@ class RecorderReader(Reader):
         """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators only."""
         if self.process != os.getpid():
             return
-        rows = operator_events.recent()
-        stem = f"KERNEL.graph_exec_order.{os.getpid()}_{next(_files)}.{time.strftime('%Y%m%d%H%M%S')}"
-        text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
-        for number, row in enumerate(rows):
-            state = {-1: "running", -2: "raised"}.get(row["took"], f"{row['took']} us")
-            of_call = (row["operator"], row["module"] or "-", row["direction"], row["shapes"] or "-", row["algorithm"] or "-")
-            text += [f"{number}:", *(f"\t{field}" for field in (*of_call, state, f"thread {row['thread']}"))]
-        found: dict[str, Any] = {"reason": reason, "operators": rows, "memory": _memory(), "graphs": self._graphs()}
+        name = f"KERNEL.graph_exec_order.{os.getpid()}_{next(_files)}.{time.strftime('%Y%m%d%H%M%S')}.json"
+        found = {"reason": reason, "operators": operator_events.recent(), "memory": _memory(), "graphs": self._graphs()}
         found["collectives"] = ranks_and_process_group.flight_record()
-        self.guarded(lambda: files.write(self.output / f"{stem}.txt", "\n".join(text) + "\n"))
-        self.guarded(lambda: files.write_json(self.output / f"{stem}.json", found))
+        self.guarded(lambda: files.write_json(self.output / name, found))
 
 
 RECORDER = Slot(RecorderReader)

@@ -174,8 +174,7 @@ def _after_fork() -> None:
         refresh()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def refresh() -> None:

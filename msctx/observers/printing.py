@@ -12,7 +12,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +62,9 @@ class Print:
     """
 
     def __call__(self, *values: Any) -> None:
-        tensors: list[torch.Tensor] = []
-        texts: list[str] = []
-        kinds: list[str] = []
-        for value in _each(values):
-            if isinstance(value, str):
-                texts.append(value.encode(errors="backslashreplace").decode())
-                kinds.append("s")
-            else:
-                tensors.append(_tensor(value))
-                kinds.append("t")
-        _operator(tensors, texts, "".join(kinds))
+        found = [*map(_printed, _each(values))]
+        tensors, texts = ([value for value in found if isinstance(value, kind)] for kind in (torch.Tensor, str))
+        _operator(tensors, texts, "".join("s" if isinstance(value, str) else "t" for value in found))
 
     @property
     def file(self) -> str | None:
@@ -87,7 +79,9 @@ def _each(values: Any) -> list[Any]:
     return found
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _printed(value: Any) -> str | torch.Tensor:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise TypeError(f"Print: {value} needs more than the 64 bits of an Int64; pass a float or a text")
     if isinstance(value, (bool, int)):
@@ -156,6 +150,7 @@ class PrintFile:
     def __init__(self, path: str) -> None:
         self.settings = path
         self._wanted = Path(path).expanduser().absolute()
+        self._path: str | None = None
         if not os.access(self._wanted.parent, os.W_OK):  # report it now
             self.made()
 
@@ -168,13 +163,13 @@ class PrintFile:
     def made(self) -> str:
         """The file that receives the records; ``""``: none can be made."""
         with _lock:
+            if self._path is None:
+                self._path = ""
+                files.guarded("print_file_path", self._wanted, self._make)
             return self._path
 
-    @cached_property
-    def _path(self) -> str:
-        made: list[str] = []
-        files.guarded("print_file_path", self._wanted, lambda: made.append(str(files.reserve(self._wanted))))
-        return "".join(made)
+    def _make(self) -> None:
+        self._path = str(files.reserve(self._wanted))
 
     def append(self, record: bytes) -> None:
         if path := self.made():

@@ -17,8 +17,6 @@ from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from msctx.errors import MsctxWarning, SwitchError
-from msctx.native import ranks_and_process_group
-from msctx.observers import steps
 from msctx.switches.base import LateError, Switch
 from msctx.tables import in_words
 
@@ -164,9 +162,8 @@ def wait(name: str, module: Module, kind: str) -> Switch:
         end, pause = time.monotonic() + (math.inf if limit is None else limit / 1000), 1e-5  # None: just put back
         while not waited_for.query():
             if time.monotonic() >= end:
-                option, step, rank = f"{name.rpartition('.')[2]}={limit}", steps.current(), ranks_and_process_group.rank()
-                where = (f", in step {step}" if step else "") + (f", on rank {rank}" if rank is not None else "")
-                raise RuntimeError(f"{option}: the {kind.lower()} was not reached within {limit} ms{where}")
+                option = f"{name.rpartition('.')[2]}={limit}"
+                raise RuntimeError(f"{option}: the {kind.lower()} was not reached within {limit} ms")
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
 

@@ -6,13 +6,13 @@ Source: "Obtaining Numerically Reproducible Results" in Intel's oneMKL Developer
 from __future__ import annotations
 
 import ctypes
-import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from msctx.native import core
 from msctx.switches.base import LateError, Switch
 
 STRICT = "AUTO,STRICT"
@@ -43,10 +43,7 @@ def has_mkl() -> bool:
 @cache
 def is_intels() -> bool:
     """Whether the processor is one of those for which Intel documents the strict mode."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "Intel" in platform.processor()
+    return core.cpuinfo().get("vendor_id") == "GenuineIntel"
 
 
 def read_mkl() -> str:

@@ -128,8 +128,6 @@ class _Apart(threading.local, Placed):
     def write(self, texts: Texts) -> None:
         super().write(texts)
         content = self.content
-        if torch.mtia.is_available():  # its autocast means something
-            return
         torch.set_autocast_enabled(_DEVICE, content is not None)
         if content is not None:
             torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
@@ -163,45 +161,29 @@ def obstacle(key: str) -> str:
     return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {INDUCTOR}.{key}"
 
 
+_VARIABLES = ("freezing", "max_autotune", "max_autotune_gemm", "batch_invariant", "emulate_precision_casts", "memory_planning")
+_OFF = ("conv_1x1_as_mm", "fallback_random", "debug_index_asserts", "reorder_for_compute_comm_overlap", "_micro_pipeline_tp")
+_ON = ("allow_buffer_reuse", "inplace_buffers", "reorder_for_locality", "assert_indirect_indexing", "autotune_local_cache")
 _DEFAULTS: dict[str, Callable[[], Any]] = {
-    "torch.inductor.deterministic": by_variable("TORCHINDUCTOR_DETERMINISTIC"),
-    "torch.inductor.cpp_wrapper": by_variable("TORCHINDUCTOR_CPP_WRAPPER"),  # not forced: AOTInductor cannot do without it
-    "torch.inductor.layout_optimization": by_variable("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
+    "deterministic": by_variable("TORCHINDUCTOR_DETERMINISTIC"),
+    "cpp_wrapper": by_variable("TORCHINDUCTOR_CPP_WRAPPER"),  # not forced: AOTInductor cannot do without it
+    "layout_optimization": by_variable("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
 }
 _FORCED: dict[str, Callable[[], Any]] = {
-    "torch.inductor.freezing": by_variable("TORCHINDUCTOR_FREEZING"),
-    "torch.inductor.max_autotune": by_variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
-    "torch.inductor.max_autotune_gemm": by_variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
-    "torch.inductor.max_autotune_conv_backends": lambda: os.environ.get(
-        "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON"
-    ).upper(),
-    "torch.inductor.conv_1x1_as_mm": lambda: False,
-    "torch.inductor.batch_invariant": by_variable("TORCHINDUCTOR_BATCH_INVARIANT"),
-    "torch.inductor.emulate_precision_casts": by_variable("TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
-    "torch.inductor.fallback_random": lambda: False,
-    "torch.inductor.allow_buffer_reuse": lambda: True,
-    "torch.inductor.inplace_buffers": lambda: True,
-    "torch.inductor.reorder_for_locality": lambda: True,
-    "torch.inductor.memory_planning": by_variable("TORCHINDUCTOR_MEMORY_PLANNING"),
-    "torch.inductor.assert_indirect_indexing": lambda: True,
-    "torch.inductor.debug_index_asserts": lambda: False,
-    "torch.inductor.aot_inductor.debug_compile": by_variable("AOT_INDUCTOR_DEBUG_COMPILE"),
-    "torch.inductor.aot_inductor.debug_symbols": by_variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
-    "torch.inductor.fx_graph_cache": by_variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
-    "torch.inductor.autotune_local_cache": lambda: True,
-    "torch.inductor.cpp_cache_precompile_headers": by_variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
-    "torch.inductor.trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
-    "torch.inductor.trace.provenance_tracking_level": lambda: int(
+    **{key: by_variable(f"TORCHINDUCTOR_{key.upper()}") for key in _VARIABLES},
+    **{key: by_variable(f"TORCHINDUCTOR_{key.upper()}", "1") for key in ("fx_graph_cache", "cpp_cache_precompile_headers")},
+    **{f"aot_inductor.{key}": by_variable(f"AOT_INDUCTOR_{key.upper()}") for key in ("debug_compile", "debug_symbols")},
+    **dict.fromkeys(_OFF, lambda: False),
+    **dict.fromkeys(_ON, lambda: True),
+    **dict.fromkeys(("bucket_all_gathers_fx", "bucket_reduce_scatters_fx", "bucket_all_reduces_fx"), lambda: "none"),
+    "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),
+    "reorder_for_compute_comm_overlap_passes": list,
+    "trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
+    "trace.provenance_tracking_level": lambda: int(
         os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0"))
     ),
-    "torch.inductor.bucket_all_gathers_fx": lambda: "none",
-    "torch.inductor.bucket_reduce_scatters_fx": lambda: "none",
-    "torch.inductor.bucket_all_reduces_fx": lambda: "none",
-    "torch.inductor.reorder_for_compute_comm_overlap": lambda: False,
-    "torch.inductor.reorder_for_compute_comm_overlap_passes": list,
-    "torch.inductor._micro_pipeline_tp": lambda: False,
 }
-"""Switch → the value that its key has when inductor is loaded."""
+"""Key → the value that it has when inductor is loaded."""
 
 
 class _Beside(Forced):
@@ -277,7 +259,6 @@ _PRODUCTS = {
 
 
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
-_KEY = len("torch.inductor.")
 SWITCHES = (
     Switch("graph.compilation", lambda: graph_mode.compilation, partial(setattr, graph_mode, "compilation")),
     Switch(
@@ -307,8 +288,8 @@ SWITCHES = (
     _logs("torch.logs.dynamo"),
     _logs("torch.logs.aot"),
     _logs("torch.logs.inductor"),
-    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
-    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
+    *(of(f"torch.inductor.{key}", Forced(INDUCTOR, key, unloaded, "default")) for key, unloaded in _DEFAULTS.items()),
+    *(of(f"torch.inductor.{key}", Forced(INDUCTOR, key, unloaded)) for key, unloaded in _FORCED.items()),
     of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
     of("torch.inductor.keeps_products", _keeps_products),
     of("torch.inductor.marks_quantized_inputs", _Beside("pre_grad_custom_pass", inductor_passes.Marking)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -68,8 +69,7 @@ class _Process(ctypes.Structure):
 def nvml() -> Any:
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
-        has_call = hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3")  # older drivers lack it
-        return library if has_call and not library.nvmlInit_v2() else None
+        return None if library.nvmlInit_v2() else library
     except (OSError, AttributeError):
         return None
 
@@ -100,30 +100,18 @@ def overhead(device: int) -> int | None:
     return None if held is None else max(0, held - torch.cuda.memory_reserved(device))
 
 
-def observed() -> int | None:
-    """The same of the current device; ``None`` before CUDA is initialised (asking would do that)."""
-    return overhead(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-
-
+OF_CUDNN, OF_SDP = ("enabled", "benchmark_limit", "depthwise_kernel"), ("flash", "mem_efficient", "math", "cudnn")
+OF_MATMUL: dict[str, Callable[[], Any]] = {
+    "allow_fp16_reduced_precision_reduction": lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
+    "allow_bf16_reduced_precision_reduction": lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
+    "allow_fp16_accumulation": lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+}
 SWITCHES = (
     Switch("torch.cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
     Switch("torch.cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
-    Switch("torch.cudnn.enabled", lambda: torch.backends.cudnn.enabled),
-    Switch("torch.cudnn.benchmark_limit", lambda: torch.backends.cudnn.benchmark_limit),
-    Switch("torch.cudnn.depthwise_kernel", lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
-    Switch(
-        "torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
-        lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
-    ),
-    Switch(
-        "torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
-        lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
-    ),
-    Switch("torch.cuda.matmul.allow_fp16_accumulation", lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
-    Switch("torch.sdp.flash", torch.backends.cuda.flash_sdp_enabled),
-    Switch("torch.sdp.mem_efficient", torch.backends.cuda.mem_efficient_sdp_enabled),
-    Switch("torch.sdp.math", torch.backends.cuda.math_sdp_enabled),
-    Switch("torch.sdp.cudnn", torch.backends.cuda.cudnn_sdp_enabled),
+    *(Switch(f"torch.cudnn.{name}", partial(getattr, torch.backends.cudnn, name, None)) for name in OF_CUDNN),
+    *(Switch(f"torch.cuda.matmul.{name}", read) for name, read in OF_MATMUL.items()),
+    *(Switch(f"torch.sdp.{name}", getattr(torch.backends.cuda, f"{name}_sdp_enabled")) for name in OF_SDP),
 )
 OF_DEVICE = (
     current_device("torch.cuda.current_device", lambda: torch.cuda),
@@ -134,5 +122,4 @@ OF_DEVICE = (
     wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream"),
     wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event"),
     Switch("torch.cuda.sanitizer", _sanitizes, _sanitize),
-    Switch("torch.cuda.context_overhead", observed),
 )

@@ -199,12 +199,8 @@ def _no_exception_dump(value: str) -> str:
 
 
 def _write_exception_dump(value: str) -> None:
-    """A file as CANN 8.3 and newer want it names the device; older ones do not take one that does."""
-    from torch_npu.npu.utils import get_cann_version
-
-    version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
-    is_older = version is not None and (int(version[1]), int(version[2])) < (8, 3)
-    content: dict[str, Any] = {} if is_older else {"defaultDevice": {"default_device": "0"}}
+    """A file as CANN 8.3 and newer want it, which names the device."""
+    content: dict[str, Any] = {"defaultDevice": {"default_device": "0"}}
     if value != "0":
         content["dump"] = {"dump_scene": SCENES[value]}
     handle, name = tempfile.mkstemp(prefix=f"msctx_acl_{value}_", suffix=".json")

@@ -171,15 +171,14 @@ def test_limits_of_hccl_precede_its_first_group(ascend):
     """)
 
 
-@pytest.mark.parametrize(("cann", "names_device"), [("8.5.0", True), pytest.param("8.0.0", False, marks=pytest.mark.full)])
-def test_what_cann_writes_of_an_operator_that_fails(ascend, cann, names_device):
-    code = """
+def test_what_cann_writes_of_an_operator_that_fails(ascend):
+    ascend("""
         import json, os, warnings
         assert msctx.state()["torch.npu.exception_dump"] == "2"
         msctx.set_context(exception_dump="1")
         given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
         assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
-        assert ("defaultDevice" in given) is NAMES
+        assert "defaultDevice" in given
         torch.npu.set_device(0)
         assert calls("aclInit"), "torch_npu has taken the file"
         with warnings.catch_warnings(record=True) as told:
@@ -187,8 +186,7 @@ def test_what_cann_writes_of_an_operator_that_fails(ascend, cann, names_device):
             with msctx.context(exception_dump="0"):
                 pass
         assert any("comes too late" in str(one.message) for one in told)
-    """
-    ascend(code.replace("NAMES", str(names_device)), cann=cann)
+    """)
 
 
 @pytest.mark.full

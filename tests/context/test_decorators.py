@@ -74,16 +74,3 @@ class AClass:
 def test_decorating_what_outlives_its_call_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError):
         msctx.context(seed=0)(thing)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("function", [a_generator, a_coroutine, an_async_generator])
-def test_what_a_wrapper_hides_is_refused_when_it_is_called(function: Any) -> None:
-    @functools.wraps(function)
-    def wrapper(*args: Any) -> Any:
-        return function(*args)
-
-    with pytest.raises(TypeError, match="is a generator or coroutine"):
-        msctx.context(seed=0)(wrapper)()
-    made = (n for n in range(3))
-    assert msctx.context(seed=0)(lambda: made)() is made, "it was made elsewhere"

@@ -9,7 +9,7 @@ import pytest
 from context_helpers import State, in_thread, threads
 
 import msctx
-from msctx.errors import MsctxWarning, ScopeError
+from msctx.errors import ScopeError
 
 
 # Options that may yield to others are laid anew at each entry, for each of the layers below
@@ -47,17 +47,12 @@ def test_out_of_order(exact_state: State) -> None:
     outer, inner = msctx.context(runtime_num_threads=1), msctx.context(deterministic="ON")
     outer.__enter__()
     inner.__enter__()
-    inside = exact_state()
-    with pytest.raises(ScopeError, match=r"was left before the .* inside it"):
+    with pytest.raises(ScopeError, match=r"was left before the .* inside it; both are closed"):
         outer.__exit__(None, None, None)
-    assert exact_state() == inside, "both stay in force"
-    with pytest.raises(ScopeError, match="not open"):
-        outer.__exit__(None, None, None)
-    assert msctx.current() is inner
-    inner.__exit__(None, None, None)
-    assert exact_state() == before, "they close together"
-    with pytest.raises(ScopeError, match="not open"):
-        inner.__exit__(None, None, None)
+    assert exact_state() == before
+    for context in (outer, inner):
+        with pytest.raises(ScopeError, match="not open"):
+            context.__exit__(None, None, None)
     with msctx.context(runtime_num_threads=1):
         assert threads() == 1
     assert exact_state() == before
@@ -72,14 +67,10 @@ def batches() -> Iterator[int]:
 def test_a_generator_that_is_closed_inside_another_context(exact_state: State) -> None:
     before, generator = exact_state(), batches()
     next(generator)
-    with msctx.context(deterministic="ON"):
-        inside = exact_state()
-        with pytest.warns(
-            MsctxWarning, match=r"of a generator that was closed stays in force until the with-block at .* is left"
-        ):
-            generator.close()
-        assert exact_state() == inside
-    assert exact_state() == before, "they close together"
+    with pytest.raises(ScopeError, match="not open") as raised, msctx.context(deterministic="ON"):
+        generator.close()
+    assert "was left before the" in str(raised.value.__context__)
+    assert exact_state() == before
 
 
 def test_exit_from_another_thread(exact_state: State) -> None:

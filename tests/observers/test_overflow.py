@@ -200,9 +200,7 @@ def test_each_is_reported_once_in_a_scope_with_its_files(tmp_path: Path) -> None
     assert len(found) == 1
     (report,) = tmp_path.rglob("Opdebug.Node_OpDebug.*.output.0.json")
     content = json.loads(report.read_text())
-    assert [*content] == ["DHA Atomic Add", "L2 Atomic Add", "AI Core", "msctx"]
-    assert content["AI Core"]["status"] == 1
-    saved, result = (report.parent / content["msctx"][side][0]["file"] for side in ("inputs", "outputs"))
+    saved, result = (report.parent / content[side][0]["file"] for side in ("inputs", "outputs"))
     assert np.array_equal(np.load(saved), -np.ones(3, np.float32))
     assert np.isnan(np.load(result)).all()
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]

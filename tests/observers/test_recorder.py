@@ -36,8 +36,6 @@ def test_an_error_that_leaves_the_block(tmp_path: Path) -> None:
     assert (last["operator"], last["module"], last["took"]) == ("aten::addmm", "1", -2)
     assert last["shapes"] == "Float[2] Float[1x3] Float[5x2]"
     assert found["memory"]["peak_resident_bytes"] > 10**7
-    (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*.txt")
-    assert text.read_text().startswith("================== execution order ==================\nexecution_order size: ")
 
 
 @pytest.mark.parametrize("mode", [1, 2])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import msctx
 from msctx.errors import SwitchError
-from msctx.native import ranks_and_process_group
-from msctx.observers import steps
 from msctx.switches.accelerator import memory_cap, synchronize_each_op, wait
 
 GB = 2**30
@@ -124,7 +121,7 @@ class Waited:
         return "the driver's"
 
 
-def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
+def test_waits_end_in_time_and_the_class_is_as_it_was(module):
     module.Event = type("Event", (Waited,), {"synchronize": Waited.synchronize})
     found = module.Event.synchronize
     switch = wait("torch.cuda.event_sync_timeout", lambda: module, "Event")
@@ -133,14 +130,8 @@ def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
     outer = switch.take()
     assert module.Event(3).synchronize() is None
     switch.set(20)
-    late = "event_sync_timeout=20: the event was not reached within 20 ms"
-    with pytest.raises(RuntimeError, match=f"^{late}$"):
+    with pytest.raises(RuntimeError, match=r"^event_sync_timeout=20: the event was not reached within 20 ms$"):
         module.Event(float("inf")).synchronize()
-    monkeypatch.setattr(ranks_and_process_group, "rank", lambda: 3)
-    with steps.counting():
-        msctx.step()
-        with pytest.raises(RuntimeError, match=f"^{late}, in step 1, on rank 3$"):
-            module.Event(float("inf")).synchronize()
     switch.put_back(outer)
     assert switch.read() == 30_000
     switch.put_back(before)

@@ -26,7 +26,7 @@ GB = 2**30
 
 def test_what_needs_a_device_is_not_there_without_one():
     here = torch.cuda.is_available()
-    for name in ("current_device", "memory_cap", "synchronize_each_op", "caching_allocator", "context_overhead"):
+    for name in ("current_device", "memory_cap", "synchronize_each_op", "caching_allocator"):
         name = f"torch.cuda.{name}"
         assert (SWITCHES[name] in present()) is here
         assert (name in msctx.state()) is here
@@ -52,7 +52,7 @@ def test_the_cap_is_of_the_process_with_its_context():
     torch.cuda.empty_cache()
     block(1)
     with msctx.context(max_device_memory="4GB"):
-        beside, step = torch_cuda.observed(), GB // 16
+        beside, step = torch_cuda.overhead(0), GB // 16
         assert msctx.state()["torch.cuda.memory_cap"] == 4 * GB
         kept = [block(step) for _ in range((4 * GB - beside) // step)]
         with pytest.raises(torch.OutOfMemoryError):
@@ -251,20 +251,13 @@ def test_torchs_own_share_is_no_overhead(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch_cuda.overhead(0) is None
 
 
-def test_it_is_observed_without_initialising_cuda() -> None:
-    assert SWITCHES["torch.cuda.context_overhead"].write is None
-    if not torch.cuda.is_initialized():
-        assert torch_cuda.observed() is None
-        assert not torch.cuda.is_initialized()
-
-
 @cuda
 @pytest.mark.cuda
 def test_a_context_takes_some_hundred_megabytes() -> None:
     torch.ones(1, device="cuda")
-    overhead = torch_cuda.observed()
+    overhead = torch_cuda.overhead(0)
     assert overhead is not None
     assert 50 * MB < overhead < 2048 * MB
     held = torch.empty(512 * MB, dtype=torch.uint8, device="cuda")
-    assert abs(torch_cuda.observed() - overhead) < 64 * MB
+    assert abs(torch_cuda.overhead(0) - overhead) < 64 * MB
     del held

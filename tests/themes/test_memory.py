@@ -7,6 +7,7 @@ from samples import planned
 
 import msctx
 from msctx import devices
+from msctx.native import memory
 from msctx.options import DEVICES
 
 GB = 2**30
@@ -37,7 +38,7 @@ def test_nested_caps_on_a_cpu_all_count():
 @pytest.mark.parametrize(("cap", "size", "words"), [("8GB", 8 * GB, "8 GiB"), ("100TB", 102400 * GB, "100 TiB")])
 def test_free_memory_is_the_cap_where_it_is_less(monkeypatch, cap, size, words):
     monkeypatch.setattr(devices, "here", lambda: ("cpu",))
-    monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 3 * GB)
     (row,) = msctx.explain({"max_device_memory": cap}).rows
     assert (row.status, row.reason) == ("honoured", f"3 GiB: least of {words} requested, 3 GiB free")
     with msctx.context(max_device_memory=cap) as ctx:
