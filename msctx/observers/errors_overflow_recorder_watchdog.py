@@ -239,8 +239,8 @@ class RecorderReader(Reader):
         if self.process != os.getpid():
             return
         name = f"KERNEL.graph_exec_order.{os.getpid()}_{next(_files)}.{time.strftime('%Y%m%d%H%M%S')}.json"
-        found = {"reason": reason, "operators": operator_events.recent(), "memory": _memory(), "graphs": self._graphs()}
-        found["collectives"] = ranks_and_process_group.flight_record()
+        found: dict[str, Any] = {"reason": reason, "operators": operator_events.recent(), "memory": _memory()}
+        found |= {"graphs": self._graphs(), "collectives": ranks_and_process_group.flight_record()}
         self.guarded(lambda: files.write_json(self.output / name, found))
 
 
