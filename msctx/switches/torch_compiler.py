@@ -161,29 +161,40 @@ def obstacle(key: str) -> str:
     return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {INDUCTOR}.{key}"
 
 
-_VARIABLES = ("freezing", "max_autotune", "max_autotune_gemm", "batch_invariant", "emulate_precision_casts", "memory_planning")
-_OFF = ("conv_1x1_as_mm", "fallback_random", "debug_index_asserts", "reorder_for_compute_comm_overlap", "_micro_pipeline_tp")
-_ON = ("allow_buffer_reuse", "inplace_buffers", "reorder_for_locality", "assert_indirect_indexing", "autotune_local_cache")
-_DEFAULTS: dict[str, Callable[[], Any]] = {
-    "deterministic": by_variable("TORCHINDUCTOR_DETERMINISTIC"),
-    "cpp_wrapper": by_variable("TORCHINDUCTOR_CPP_WRAPPER"),  # not forced: AOTInductor cannot do without it
-    "layout_optimization": by_variable("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
-}
+_KEY = len("torch.inductor.")
+
+
+def _own_variables(default: str, *names: str) -> dict[str, Callable[[], Any]]:
+    return {name: by_variable(f"TORCHINDUCTOR_{name[_KEY:].upper()}", default) for name in names}
+
+
+_DEFAULTS = _own_variables("0", "torch.inductor.deterministic", "torch.inductor.cpp_wrapper")  # AOTInductor needs cpp_wrapper
+_DEFAULTS |= _own_variables("0" if torch.version.hip else "1", "torch.inductor.layout_optimization")
 _FORCED: dict[str, Callable[[], Any]] = {
-    **{key: by_variable(f"TORCHINDUCTOR_{key.upper()}") for key in _VARIABLES},
-    **{key: by_variable(f"TORCHINDUCTOR_{key.upper()}", "1") for key in ("fx_graph_cache", "cpp_cache_precompile_headers")},
-    **{f"aot_inductor.{key}": by_variable(f"AOT_INDUCTOR_{key.upper()}") for key in ("debug_compile", "debug_symbols")},
-    **dict.fromkeys(_OFF, lambda: False),
-    **dict.fromkeys(_ON, lambda: True),
-    **dict.fromkeys(("bucket_all_gathers_fx", "bucket_reduce_scatters_fx", "bucket_all_reduces_fx"), lambda: "none"),
-    "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),
-    "reorder_for_compute_comm_overlap_passes": list,
-    "trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
-    "trace.provenance_tracking_level": lambda: int(
+    **_own_variables("0", "torch.inductor.freezing", "torch.inductor.max_autotune", "torch.inductor.max_autotune_gemm"),
+    **_own_variables("0", "torch.inductor.batch_invariant", "torch.inductor.emulate_precision_casts"),
+    **_own_variables("0", "torch.inductor.memory_planning"),
+    **_own_variables("1", "torch.inductor.fx_graph_cache", "torch.inductor.cpp_cache_precompile_headers"),
+    **dict.fromkeys(("torch.inductor.conv_1x1_as_mm", "torch.inductor.fallback_random"), lambda: False),
+    **dict.fromkeys(("torch.inductor.debug_index_asserts", "torch.inductor._micro_pipeline_tp"), lambda: False),
+    **dict.fromkeys(("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers"), lambda: True),
+    **dict.fromkeys(("torch.inductor.reorder_for_locality", "torch.inductor.assert_indirect_indexing"), lambda: True),
+    **dict.fromkeys(("torch.inductor.bucket_all_gathers_fx", "torch.inductor.bucket_reduce_scatters_fx"), lambda: "none"),
+    "torch.inductor.bucket_all_reduces_fx": lambda: "none",
+    "torch.inductor.autotune_local_cache": lambda: True,
+    "torch.inductor.reorder_for_compute_comm_overlap": lambda: False,
+    "torch.inductor.reorder_for_compute_comm_overlap_passes": list,
+    "torch.inductor.max_autotune_conv_backends": lambda: os.environ.get(
+        "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON"
+    ).upper(),
+    "torch.inductor.aot_inductor.debug_compile": by_variable("AOT_INDUCTOR_DEBUG_COMPILE"),
+    "torch.inductor.aot_inductor.debug_symbols": by_variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
+    "torch.inductor.trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
+    "torch.inductor.trace.provenance_tracking_level": lambda: int(
         os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0"))
     ),
 }
-"""Key → the value that it has when inductor is loaded."""
+"""Switch → the value that its key has when inductor is loaded. Those of _DEFAULTS are not forced."""
 
 
 class _Beside(Forced):
@@ -288,8 +299,8 @@ SWITCHES = (
     _logs("torch.logs.dynamo"),
     _logs("torch.logs.aot"),
     _logs("torch.logs.inductor"),
-    *(of(f"torch.inductor.{key}", Forced(INDUCTOR, key, unloaded, "default")) for key, unloaded in _DEFAULTS.items()),
-    *(of(f"torch.inductor.{key}", Forced(INDUCTOR, key, unloaded)) for key, unloaded in _FORCED.items()),
+    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
+    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
     of("torch.inductor.keeps_products", _keeps_products),
     of("torch.inductor.marks_quantized_inputs", _Beside("pre_grad_custom_pass", inductor_passes.Marking)),

@@ -31,11 +31,11 @@ SOURCE = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="u
 VARIABLES = {name: variable for name, variable in VARIABLES.items() if variable in SOURCE}  # torch 2.11 reads fewer
 LACKING = {f"torch.inductor.{key}" for key in ("batch_invariant",) if torch_compiler.obstacle(key)}
 """What torch 2.11 has not."""
-FORCED = sorted({f"torch.inductor.{key}" for key in (*torch_compiler._FORCED, "trace.debug_dir")} - LACKING)
+FORCED = [*(name for name in torch_compiler._FORCED if name not in LACKING), "torch.inductor.trace.debug_dir"]
 BUCKETS = [f"torch.inductor.bucket_{kind}_fx" for kind in ("all_gathers", "reduce_scatters", "all_reduces")]
 PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
 DEFAULTS = {
-    **dict.fromkeys([*(f"torch.inductor.{key}" for key in torch_compiler._DEFAULTS), *FORCED], False),
+    **dict.fromkeys([*torch_compiler._DEFAULTS, *FORCED], False),
     "torch.inductor.layout_optimization": True,
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.trace.debug_dir": None,
