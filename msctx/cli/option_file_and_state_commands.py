@@ -81,7 +81,7 @@ def schema(json_: Json = False) -> None:
 
 
 def migrate(
-    file: Annotated[str, typer.Argument(help="A script or a notebook that sets MindSpore's context. It is read, not run.")],
+    file: Annotated[str, typer.Argument(help="A script that sets MindSpore's context. It is read, not run.")],
     device: Device = None,
     as_: Annotated[str | None, typer.Option("--as", metavar="yaml|block", help="Print only this form.")] = None,
     json_: Json = False,
@@ -99,7 +99,7 @@ def migrate(
     emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *output.plan_page(plan)))
     notes = [(str(c.mark), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [(str(p.mark or ""), str(p)) for p in found.problems]  # a mark inside a text begins with the place of the text
-    for _, note in () if json_ else sorted(notes, key=lambda one: [int(n) for n in re.findall(r"(?::|cell )(\d+)", one[0])]):
+    for _, note in () if json_ else sorted(notes, key=lambda one: [int(n) for n in re.findall(r":(\d+)", one[0])]):
         print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(0 if found.options else 1)
 

@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Run an experiment under its options, record it, and restore everything.
 
-    With --nproc N, rank 0 reports, each rank has its own record in rank_0, rank_1 …, and ranks.json shows how each ended.
+    With --nproc N, rank 0 reports, and each rank has its own record in rank_0, rank_1 ….
     """
     words = overrides or []
     source, of_subject = subject_of(file)
@@ -86,7 +86,7 @@ def run(
     words = [file, *words, *["--json"] * json_]
     found = launch(experiment, words, out, nproc=nproc)
     if not json_:
-        print_text(f"ranks.json is in {found['run_dir']}")
+        print_text(f"the records of the ranks are in {found}")
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:

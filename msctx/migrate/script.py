@@ -1,26 +1,19 @@
-"""A Python script, or a notebook, as text and syntax tree. None of it is run."""
+"""A Python script as text and syntax tree. None of it is run."""
 
 from __future__ import annotations
 
 import ast
-import json
 import platform
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from msctx.errors import Diagnostic, FileError, Mark, one_line
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
-
-_MAGIC = re.compile(r"^(\s*)(?:(?:[\w, ]+=\s*)?(?:%{1,2}\w|!(?!=)|\?)|[\w.]+\?+\s*$).*")
-"""A line of a notebook that IPython reads and Python does not: a magic, a command of the shell, a question."""
-_ENV = re.compile(r"^(\s*)(%(?:set_)?env\s+(\w+).*)")
-_PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
-"""Magics of whole cells that hold Python."""
 
 _BLOCKS = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While),
@@ -29,12 +22,11 @@ _BLOCKS = (
 
 
 class Script:
-    """A parsed script; of a notebook, all cells in a row, and *places*: for each line, its cell and its line there."""
+    """A parsed script."""
 
-    def __init__(self, file: str, text: str, places: Sequence[tuple[str, int]] = ()) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self.file, self.name = file, Path(file).name
         self.lines = _NEWLINE.split(text)
-        self.places = places
         self.tree = self._parse(text)
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
         for node in ast.walk(self.tree):  # no function here calls itself: a sum of 900 terms is a tree 900 deep
@@ -58,12 +50,7 @@ class Script:
         raise FileError([Diagnostic("", why, where=self.file, mark=mark)])
 
     def _mark(self, line: int, column: int, width: int) -> Mark:
-        file, number = self.place(line)
-        return Mark(file, number, column, self.lines[line - 1], width)
-
-    def place(self, line: int) -> tuple[str, int]:
-        """How messages name a line."""
-        return self.places[min(line, len(self.places)) - 1] if self.places else (self.file, line)
+        return Mark(self.file, line, column, self.lines[line - 1], width)
 
     def _column(self, line: int, offset: int) -> int:
         """The column, from 1, of a place that the tree gives in bytes of UTF-8."""
@@ -100,12 +87,15 @@ class Script:
             if isinstance(outer, _BLOCKS) and (field == "orelse" or (field == "body" and not is_main)):
                 line = (outer.pattern if isinstance(outer, ast.match_case) else outer).lineno
                 words = one_line(self.lines[line - 1].partition("#")[0].strip(), 60).removesuffix(":")
-                found.append((f"else of {words}" if field == "orelse" else words, self.place(line)[1]))
+                found.append((f"else of {words}" if field == "orelse" else words, line))
         return found[::-1]
 
 
 def load(path: str) -> Script:
-    """Read a script or a notebook; raises :class:`FileError` when it is missing, cannot be decoded or is not Python."""
+    """Read a script; raises :class:`FileError` when it is missing, cannot be decoded or is not Python."""
+    if path.endswith(".ipynb"):
+        hint = f"jupyter nbconvert --to script {path}"
+        raise FileError([Diagnostic("", "is a notebook; make a script of it first", where=path, suggestion=hint)])
     try:
         with tokenize.open(path) as file:
             text = file.read()
@@ -114,25 +104,5 @@ def load(path: str) -> Script:
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
     else:
-        return Script(path, *_cells(path, text)) if path.endswith(".ipynb") else Script(path, text)
+        return Script(path, text)
     raise FileError([Diagnostic("", why, where=path)])
-
-
-def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:
-    """The code of a notebook, and the place of each line: cells and lines count from 1. What IPython alone reads is ``pass``."""
-    lines, places = [], []
-    try:
-        for i, cell in enumerate(json.loads(text)["cells"], 1):
-            if cell["cell_type"] == "code":
-                source = "".join(cell["source"])
-                magic = next(iter(source.split()), "")
-                is_python = not magic.startswith("%%") or magic in _PYTHON_CELLS
-                code = [
-                    _MAGIC.sub(r"\1pass", _ENV.sub(r"\1'\3'  # \2", line)) if is_python else "pass"
-                    for line in _NEWLINE.split(source)
-                ]
-                lines += code
-                places += [(f"{file}:cell {i}", line) for line in range(1, len(code) + 1)]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise FileError([Diagnostic("", "this is not a notebook of version 4 of the format", where=file)]) from None
-    return "\n".join(lines), places

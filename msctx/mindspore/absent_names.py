@@ -18,7 +18,7 @@ NOT_READ = {name: f"msctx does not read it; use {option}" for name, option in VA
 """Variables of the environment → the option that takes their place."""
 _OTHERS = re.compile(r"(?:(HCCL|ASCEND)|MS|MINDSPORE|GLOG)_(?!DIAGNOSTIC_DATA_PATH)\w+")
 """Other variables of MindSpore, and those of what runs below torch_npu, too."""
-_SETTING = re.compile(r"environ\[.*\] *=(?!=)|environ\.(setdefault|update)|putenv|%(set_)?env\b")
+_SETTING = re.compile(r"environ\[.*\] *=(?!=)|environ\.(setdefault|update)|putenv")
 """What a line has that sets a variable."""
 
 

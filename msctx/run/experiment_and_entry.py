@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import devices
-from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
+from msctx.errors import Diagnostic, EntryError, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
 from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets, wrong_section
@@ -379,9 +379,6 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
         sys.path.insert(0, folder)
         try:
             runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise EntryFailed(f"{path.name} ended with exit code {end.code}") from None
         finally:
             sys.argv = argv
             with suppress(ValueError):  # the script has taken it out itself

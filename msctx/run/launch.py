@@ -65,8 +65,8 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
     return code if code >= 0 else 128 - code
 
 
-def launch(experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int) -> dict[str, Any]:
-    """Run `msctx run *words` as *nproc* ranks of this node; returns what ranks.json holds.
+def launch(experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int) -> Path:
+    """Run `msctx run *words` as *nproc* ranks of this node; returns the run directory.
 
     Args:
         out: the run directory. Default: a new one under ``record.dir``.
@@ -85,41 +85,22 @@ def launch(experiment: Experiment, words: Sequence[str], out: str | None, *, npr
     if any(top.glob("rank_*")):
         raise FileError([Diagnostic("", "is not empty: a run never overwrites another", str(top))])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // nproc)))
-    failed: dict[int, Any] = {}
     with TemporaryDirectory(prefix="msctx-run-", ignore_cleanup_errors=True) as logs:
         agent = LaunchConfig(1, 1, nproc, DefaultLogsSpecs(log_dir=logs), RUN_ID, max_restarts=0)
         agent.rdzv_backend, agent.rdzv_endpoint = "c10d", "localhost:0"
         try:
             elastic_launch(agent, sys.executable)("-m", "msctx", "run", *words, "--out", str(top))
         except ChildFailedError as ended:
-            failed = ended.failures
+            results = {rank: result_in(top / f"rank_{rank}") or {} for rank in ended.failures}
+            failed = [rank for rank in results if results[rank].get("status") != "completed"]  # torchrun ends those that linger
+            codes = {rank: ended.failures[rank].exitcode for rank in failed or results}
+            lines = [f"  rank {rank}: {results[rank].get('reason') or f'exit code {code}'}" for rank, code in codes.items()]
+            error = EntryFailed("\n".join(["ranks failed" + f"; the records are in {top}" * top.exists(), *lines]))
+            error.exit_code = max((code for code in codes.values() if code > 0), default=EntryFailed.exit_code)
+            raise error from None
         except SignalException as signalled:
             raise (KeyboardInterrupt if signalled.sigval == signal.SIGINT else SystemExit(128 + signalled.sigval)) from None
-        finally:
-            found = _gathered(top, nproc)
-    if failed:
-        done = {row["rank"] for row in found["ranks"] if row["status"] == "completed"}  # torchrun ends those that linger
-        failed = {rank: one for rank, one in failed.items() if rank not in done} or failed
-        reasons = {row["rank"]: row.get("reason") for row in found["ranks"]}
-        where = f"; ranks.json is in {top}" if top.exists() else ""
-        lines = [f"  rank {rank}: {reasons.get(rank) or f'exit code {one.exitcode}'}" for rank, one in failed.items()]
-        error = EntryFailed("\n".join([f"ranks failed{where}", *lines]))
-        error.exit_code = max((one.exitcode for one in failed.values() if one.exitcode > 0), default=EntryFailed.exit_code)
-        raise error
-    return found
-
-
-def _gathered(top: Path, count: int) -> dict[str, Any]:
-    """Write ranks.json: a row for each rank, if one has a folder."""
-    rows: list[dict[str, Any]] = []
-    for number in range(count):
-        result = result_in(top / f"rank_{number}") or {"status": "no result"}
-        rows.append({"rank": number, "folder": f"rank_{number}"})
-        rows[-1] |= {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
-    whole = {"run_dir": str(top), "ranks": rows}
-    if any(top.glob("rank_*")):
-        Record(top).json("ranks.json", whole)
-    return whole
+    return top
 
 
 RUN_ID = "msctx"

@@ -53,7 +53,7 @@ class Record:
 
     def text(self, name: str, text: str) -> None:
         try:
-            cachedir.write(self.folder / name, text.encode())  # nodes may write ranks.json at once
+            cachedir.write(self.folder / name, text.encode())
         except OSError as error:
             raise unwritten(self.folder / name, error) from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -31,45 +30,29 @@ from msctx.run.record import MemoryOfRun, Record, plain
 from msctx.state_and_environment import diff, environment, state
 
 
-class Terminated(BaseException):
+class Terminated(SystemExit):
     """SIGTERM came. Not a KeyboardInterrupt, which training loops take for a wish to end well."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises :class:`Terminated`, once, unless somebody handles it; at the end the process ends by the signal."""
+    """SIGTERM raises :class:`Terminated`, once, unless somebody handles it; the exit code is that of shells."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    process, came = os.getpid(), []
+    process = os.getpid()
 
     def terminate(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # a worker that was forked ends by the signal at once
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        came.append(number)
-        if len(came) == 1:
-            raise Terminated
+        if os.getpid() != process:  # a worker that was forked
+            os._exit(128 + number)
+        signal.signal(number, signal.SIG_IGN)
+        raise Terminated(128 + number)
 
     signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except Terminated:
-        pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if came:
-            signal.raise_signal(signal.SIGTERM)
-            raise SystemExit(128 + signal.SIGTERM)  # the first process of a container does not end by it
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block."""
-    unterminated = uninterrupted()
-    unterminated.number = signal.SIGTERM
-    with uninterrupted(), unterminated:
-        yield
 
 
 T = TypeVar("T")
@@ -132,8 +115,8 @@ def run_experiment(
         EntryError: the entry cannot be called; nothing was recorded.
         EntryFailed: the entry raised, as the record shows. Everything is restored.
         RecordError: the entry has ended well, and its record cannot be written. Everything is restored.
-        KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
-            the process then ends, unless a handler of the caller is there.
+        KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
+        Terminated: the same after SIGTERM, unless a handler of the caller is there.
     """
     found, unwritten = state(), list[Diagnostic]()
     with terminable(), ExitStack() as recording:
@@ -165,8 +148,6 @@ def run_experiment(
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
             result["left_changed"] = left  # by the entry itself, or a library that it loads
-        if launch.is_one_of_several():
-            result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
         with collected(unwritten, FileError):
             record.json("result.json", result)
@@ -208,7 +189,7 @@ def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
 def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
     """Call the entry; return the result so far and what to raise once everything is restored.
 
-    From its end on signals wait until *recording* is closed.
+    From its end on Ctrl-C waits until *recording* is closed.
     """
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
@@ -219,7 +200,7 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
             try:
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
-                recording.enter_context(undisturbed())
+                recording.enter_context(uninterrupted())
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:

@@ -24,7 +24,7 @@ from msctx.options.values_with_places import scalar
 from msctx.run.experiment_and_entry import Experiment, flow
 from msctx.run.launch import command, run_point
 from msctx.run.record import Record, plain, result_of, resumed, written
-from msctx.run.runner import Terminated, terminable, undisturbed
+from msctx.run.runner import terminable
 
 
 class Interrupted(Exception):
@@ -154,9 +154,7 @@ def run(
                 results[number] = result
                 write(partial=len(results) < len(grid))
                 done(number, result)
-        except (KeyboardInterrupt, Terminated):
-            with undisturbed():
-                write(partial=True)
+        except KeyboardInterrupt:
             raise Interrupted(record.folder) from None
     return write(partial=False) | {"dir": str(record.folder)}
 

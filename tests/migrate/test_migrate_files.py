@@ -1,13 +1,11 @@
 """`msctx migrate`: files that cannot be read, encodings, large scripts and hostile texts."""
 
-import json
 import warnings
 
 import pytest
 from migrations import check_outputs, problem_of, reported
 
 from msctx import migrate
-from msctx.errors import FileError
 
 
 def test_a_syntax_error_has_its_place(write):
@@ -91,57 +89,6 @@ def test_warnings_about_the_script_are_not_ours(write):
         migrate.read(write("x = '\\d'\nassert (1, 2)\n1 is 1\n"))
 
 
-def _notebook(tmp_path, *cells):
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": kind, "source": source} for kind, source in cells], "nbformat": 4}))
-    return path
-
-
-def test_a_notebook_is_read_cell_by_cell(tmp_path):
-    path = _notebook(
-        tmp_path,
-        ("markdown", "ms.set_context(deterministic='OFF')"),
-        (
-            "code",
-            [
-                "%matplotlib inline\n",
-                "import mindspore as ms\n",
-                "!pip list\n",
-                "files = !ls\n",
-                "%env MINDSPORE_DUMP_CONFIG=dump.json\n",
-                "print('%d files' % 3, 'why?')\n",
-                "ms?\n",
-                "n = (7\n",
-                "  % 5)\n",
-            ],
-        ),
-        ("code", "%%bash\nms.set_context(deterministic='OFF') && ls"),
-        ("code", "%%time\nif n:\n    %pwd\n    ms.set_context(mode=ms.GRAPH_MODE,\n        deterministic='ON')"),
-        ("code", "x = 1\nms.set_context(max_call_depth=3, nonsense=1)\nms.set_context(deterministic='perhaps')"),
-    )
-    migration = migrate.read(str(path))
-    assert migration.options == {"mode": "GRAPH_MODE", "max_call_depth": 3}
-    assert [str(call.mark) for call in migration.calls] == [
-        f"{path}:cell {c}:{n}:{k}" for c, n, k in ((2, 5, 1), (4, 4, 5), (5, 2, 1), (5, 3, 1))
-    ]
-    assert [p.mark.file for p in migration.problems] == [f"{path}:cell {c}" for c in (2, 5, 5)]
-    assert "inside `if n`, line 2" in migration.calls[1].notes[0]
-    assert "# a.ipynb:cell 4:4" in migrate.as_yaml(migration)
-
-
-def test_a_notebook_whose_first_cell_is_last_in_lines_keeps_the_order(tmp_path):
-    path = _notebook(tmp_path, ("code", "import mindspore as ms\n\n\nms.set_context(a=1)"), ("code", "ms.set_context(b=1)"))
-    assert [p.path for p in migrate.read(str(path)).problems] == ["a", "b"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": 3}', '{"cells": [{"cell_type": "code"}]}'])
-def test_what_is_no_notebook_is_reported(tmp_path, text):
-    (tmp_path / "a.ipynb").write_text(text)
-    with pytest.raises(FileError, match="this is not a notebook of version 4"):
-        migrate.read(str(tmp_path / "a.ipynb"))
-
-
-def test_a_cell_that_is_not_python_is_named(tmp_path):
-    path = _notebook(tmp_path, ("code", "x = 1"), ("code", "x = 1\nfor"))
-    with pytest.raises(FileError, match=r"a\.ipynb:cell 2:2:4  this is not Python"):
-        migrate.read(str(path))
+def test_a_notebook_is_refused_with_the_command_that_makes_a_script(tmp_path):
+    (tmp_path / "a.ipynb").write_text("{}")
+    assert f"jupyter nbconvert --to script {tmp_path}/a.ipynb" in problem_of(str(tmp_path / "a.ipynb"))

@@ -77,7 +77,7 @@ def test_msctx_itself_is_reached(run, folder):
     for words, shown in (
         (["explain", "seed=1"], "torch.deterministic = True"),
         (["exec", "seed=1", "--", sys.executable, "-c", "import echo; echo.show('inner')"], "inner True 1"),
-        (["run", "digits", "--out", str(folder / "ranks"), "--nproc", "2", "args.epochs=1"], "ranks.json is in"),
+        (["run", "digits", "--out", str(folder / "ranks"), "--nproc", "2", "args.epochs=1"], "the records of the ranks are in"),
     ):
         done = run(*OPTIONS, "--", sys.executable, "-m", "msctx", *words)
         assert shown in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""`msctx run FILE --nproc N`: a record for each rank, and ranks.json; how it ends."""
+"""`msctx run FILE --nproc N`: a record for each rank; how it ends."""
 
 import json
 import os
@@ -46,8 +46,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def ranks(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "ranks.json").read_text())["ranks"]
-    return found
+    return [json.loads((folder / f"rank_{number}" / "result.json").read_text()) for number in range(2)]
 
 
 def test_two_ranks(folder):
@@ -57,15 +56,11 @@ def test_two_ranks(folder):
     assert json.loads(done.stdout) == json.loads((made / "rank_0" / "result.json").read_text())
     assert "shown_by=0" in done.stderr
     assert "shown_by=1" not in done.stderr, "progress is that of rank 0"
-    for number in range(2):
-        result = json.loads((made / f"rank_{number}" / "result.json").read_text())
+    for number, result in enumerate(ranks(made)):
         assert (result["total"], result["on"], result["seed"], result["restored"]) == (1.0, True, of_rank(3, number), True)
         if "OMP_NUM_THREADS" not in os.environ:
             assert result["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
-    first, second = ranks(made)
-    assert (first["rank"], second["rank"], first["folder"], second["folder"]) == (0, 1, "rank_0", "rank_1")
-    assert {first["status"], second["status"]} == {"completed"}
-    assert first["plan"] == second["plan"]
+        assert result["status"] == "completed"
 
 
 @pytest.mark.full
@@ -86,7 +81,7 @@ def test_a_rank_that_leaves_no_result(folder):
     done = run(folder, "args.fails=silently", "--out", "out")
     assert done.returncode == 7
     assert "rank 1: exit code 7" in done.stderr
-    assert ranks(folder / "out")[1] == {"rank": 1, "folder": "rank_1", "status": "no result"}
+    assert not (folder / "out" / "rank_1" / "result.json").exists()
 
 
 @pytest.mark.full

@@ -169,7 +169,7 @@ def main(run):
 
 @pytest.mark.parametrize(
     ("number", "code", "reason"),
-    [(signal.SIGTERM, -signal.SIGTERM, "SIGTERM"), pytest.param(signal.SIGINT, 130, None, marks=pytest.mark.full)],
+    [(signal.SIGTERM, 128 + signal.SIGTERM, "SIGTERM"), pytest.param(signal.SIGINT, 130, None, marks=pytest.mark.full)],
 )
 def test_a_signal_leaves_a_valid_record_and_ends_the_process(job, tmp_path, number, code, reason):
     out = tmp_path / "run"

@@ -10,7 +10,6 @@ import pytest
 from msctx.errors import FileError
 from msctx.run import sweep
 from msctx.run.experiment_and_entry import read
-from msctx.run.runner import Terminated
 
 ENTRY = """
 import torch
@@ -131,7 +130,7 @@ def test_ctrl_c_keeps_what_there_is(experiment, tmp_path, command, runs):
     assert f"{out / 'sweep.json'} holds the finished runs, marked as partial" in err
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, Terminated, MemoryError])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
 def test_a_sweep_goes_on_where_it_stopped(experiment, tmp_path, runs, raised):
     """Completed points are not run again; failed ones are. After MemoryError nothing is written, as when the process is killed."""
     runs.ends, runs.raises, runs.fails = "3", raised, {"2"}
@@ -178,4 +177,4 @@ def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, command):
     assert [row["result"]["status"] for row in found["points"]] == ["completed", "failed"]
     assert "three is too many" in found["points"][1]["result"]["error"]
     assert "2 of 2: args.scale=3: failed" in err
-    assert json.loads((out / "1" / "ranks.json").read_text())["ranks"][1]["status"] == "completed"
+    assert json.loads((out / "1" / "rank_1" / "result.json").read_text())["status"] == "completed"

@@ -126,7 +126,7 @@ def test_an_entry_that_raises_in_both_runs(command, tmp_path):
     assert (code, err.splitlines()[-1]) == (5, "error: the entry ended itself with 3")
     (tmp_path / "job.py").write_text("import sys; print(sys.argv[1:], file=sys.stderr); sys.exit(2)")
     _, _, err = command("verify", tmp_path / "job.py", "--", "--lr", "1")
-    assert err.splitlines()[-2:] == ["error: job.py ended with exit code 2", "['--lr', '1']"]
+    assert err.splitlines()[-2:] == ["error: the entry ended itself with 2", "['--lr', '1']"]
 
 
 @pytest.mark.full
