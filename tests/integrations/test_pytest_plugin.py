@@ -50,6 +50,8 @@ MARKED = """
     def test_module(found):
         assert found and msctx.get_context("seed") == 1
 """
+
+
 @pytest.mark.full
 def test_marks_merge_and_the_nearest_wins(suite):
     assert "3 passed" in suite(MARKED)
