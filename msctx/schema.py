@@ -1,7 +1,7 @@
 """The JSON Schema of experiment files, made from the declarations: editors complete and check with it.
 
 It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot express (two spellings of one
-option with different values, the content of files, ``1.0`` for a whole number) is left to ``msctx explain``.
+option with different values, the content of files, ``on`` for true, ``1.0`` for a whole number) is left to ``msctx explain``.
 
 There is no ``title``, which that server would show above every text, and no ``default``: it would write dozens of defaults into a
 file when somebody completes ``context:``, and unset does not mean MindSpore's default here.
@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from msctx.options import OPTIONS, Option
-from msctx.options.kinds import Fields, YamlWord
+from msctx.options.kinds import Fields
 from msctx.options.layer_sources import presets
 from msctx.run.experiment_and_entry import COMPARED, SECTIONS
 
@@ -39,9 +39,6 @@ HELP = {
     "atc": "Flags of CANN's ATC, by their own names.",
     "preset": "A named set of options to start from, or the path of your YAML file; options given with it win.",
 }
-
-_WORDS = f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})$"
-"""``on``, ``yes``, ``off`` and ``no``, text to a reader of YAML 1.2; msctx reads true and false where an option has these values."""
 
 
 def build() -> dict[str, Any]:
@@ -91,7 +88,7 @@ def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) ->
 
 
 def _section(section: Fields) -> dict[str, Any]:
-    properties = {key: {"description": HELP[key], **_as_an_editor_reads(kind.form)} for key, kind in section.fields.items()}
+    properties = {key: {"description": HELP[key], **kind.form} for key, kind in section.fields.items()}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
@@ -109,18 +106,10 @@ def _option(option: Option) -> dict[str, Any]:
     schema = {
         "description": option.help,
         "examples": [option.example],
-        **_as_an_editor_reads(option.kind.schema()),
+        **option.kind.schema(),
     }
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
         schema["additionalProperties"] = False
     if option.replaced_by:
         schema["deprecationMessage"] = f"Without effect; use {option.replaced_by}."
     return schema
-
-
-def _as_an_editor_reads(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` is a text."""
-    forms = [*schema.get("anyOf", [schema])]
-    if any(form.get("type") == "boolean" or any(value is True for value in form.get("enum", ())) for form in forms):
-        forms.append({"type": "string", "pattern": _WORDS})
-    return forms[0] if len(forms) == 1 else {"anyOf": forms}

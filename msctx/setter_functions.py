@@ -5,7 +5,6 @@ Each function sets one option for the process, as ``set_context`` does, and :fun
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -83,12 +82,10 @@ def setter(name: str, module: str, store: Store | None = None) -> Callable[..., 
             warn(f"{name} acts only on another device; msctx.set_context({option.name}=…) acts on each that has it")
         store(name, given[0]) if store else set_options({name: given[0]}, name)
 
-    default = DEFAULTS.get(name, inspect.Parameter.empty)
-    parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    made: Any = function
-    made.__signature__ = inspect.Signature([parameter], return_annotation=None)
-    made.__module__, made.__name__, made.__qualname__ = module, last, last
-    made.__doc__ = f"{option.help}\n\nSets the option ``{option.name}``; ``msctx options {option.name}`` shows more."
+    function.__module__, function.__name__, function.__qualname__ = module, last, last
+    function.__doc__ = (
+        f"{name}({argument})\n\n{option.help}\n\nSets ``{option.name}``; ``msctx options {option.name}`` shows more."
+    )
     return function
 
 

@@ -16,7 +16,7 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
-from msctx.options.kinds import Bool, Choice, Flag, OnOff, YamlWord
+from msctx.options.kinds import Choice
 from msctx.options.yaml_json_ini import load
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,6 @@ def written(option: Option) -> list[Any]:
     """Every value of an option that the reference names: allowed ones, other words for them, the default, the example."""
     kind = option.kind
     closed = kind.form.get("enum", [True, False]) if isinstance(kind, Choice) else []
-    closed += [YamlWord(word) for word in ("on", "OFF", "Yes", "no") if kind in (Bool, OnOff, Flag)]
     return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
 
 

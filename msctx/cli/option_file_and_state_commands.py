@@ -21,8 +21,8 @@ from msctx.cli.output import emit, print_text
 from msctx.context import explain as plan_of
 from msctx.context.process_wide import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
-from msctx.options import OPTIONS, Option, find, is_dictionary
-from msctx.options.registry import named
+from msctx.options import OPTIONS, Option, find
+from msctx.options.registry import is_dictionary, named
 from msctx.reference import catalogue
 from msctx.run.experiment_and_entry import file_of, read
 from msctx.run.record import unwritten

@@ -14,8 +14,8 @@ from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.script import Script
 from msctx.migrate.static_values import AT_RUN_TIME, CONSTANTS, UNKNOWN, Names, Unknown
 from msctx.mindspore.absent_names import SETTINGS, about_variable
-from msctx.options import find, is_dictionary
-from msctx.options.registry import instead
+from msctx.options import find
+from msctx.options.registry import instead, is_dictionary
 from msctx.setter_functions import DEFAULTS, JIT_CONFIG, JIT_LEVELS
 
 HOMES = re.compile(r"^(common\.((seed|api)\.)?|device_manager\.)")

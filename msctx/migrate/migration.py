@@ -16,8 +16,8 @@ from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import Script, load
 from msctx.migrate.static_values import AT_RUN_TIME
 from msctx.mindspore.absent_names import NOT_READ, about_variable
-from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
-from msctx.options.option import rank_of
+from msctx.options import Layer, Settings, device_of, find, make_layer
+from msctx.options.option import GROUPS, rank_of
 from msctx.plan import TARGETS, Plan, device_named
 from msctx.setter_functions import wrong_in_jit_config
 

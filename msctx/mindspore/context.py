@@ -14,8 +14,8 @@ from msctx.mindspore import keys_and_rules as keys
 from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.keys_and_rules import FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
-from msctx.options import UNSET, find, is_dictionary, make_layer
-from msctx.options.registry import instead, later
+from msctx.options import UNSET, find, make_layer
+from msctx.options.registry import instead, is_dictionary, later
 from msctx.outside_dynamo import outside_dynamo
 from msctx.plan import TARGETS
 from msctx.setter_functions import JIT_CONFIG, JIT_LEVELS, wrong_in_jit_config

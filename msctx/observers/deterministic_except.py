@@ -13,7 +13,6 @@ from msctx.errors import did_you_mean
 from msctx.native import watched_models
 from msctx.observers.operator_events import Reader, around, kind_of
 from msctx.observers.slots_and_files import Slot
-from msctx.options.switch_values import DeterministicExcept
 
 
 class ExceptReader(Reader):
@@ -21,9 +20,9 @@ class ExceptReader(Reader):
 
     is_choosy, option, outlives_fork = True, "deterministic_except", True
 
-    def __init__(self, settings: DeterministicExcept) -> None:
+    def __init__(self, settings: tuple[str, ...]) -> None:
         self.settings = settings
-        self._unmet = {*settings.names}
+        self._unmet = {*settings}
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -35,7 +34,7 @@ class ExceptReader(Reader):
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
         """An operator by its name, of all its variants, or that of its kernel; a module with all that is in it."""
         own, modules = _names_of(operator), around(module)
-        found = [one for one in self.settings.names if _means_any(one, (*own, *modules)) or _is_of_kernel(one, own)]
+        found = [one for one in self.settings if _means_any(one, (*own, *modules)) or _is_of_kernel(one, own)]
         self._unmet.difference_update(found)
         return int(bool(found))
 

@@ -26,7 +26,7 @@ from msctx.observers import operator_events
 from msctx.observers import slots_and_files as files
 from msctx.observers.operator_events import Reader, Row, dtype_of, kind_of
 from msctx.observers.slots_and_files import Slot
-from msctx.options.switch_values import ErrorDump, Overflow, Recorder, Watchdog
+from msctx.options.switch_values import ErrorDump, Overflow, Recorder
 
 # --- enable_exception_dump: what went into an operator that raised, in a file that ``torch.load`` reads ----------------------
 
@@ -272,7 +272,7 @@ class WatchdogReader(Reader):
     operator: a hook that packs what autograd keeps, or a mode.
     """
 
-    def __init__(self, settings: Watchdog) -> None:
+    def __init__(self, settings: int) -> None:
         self.settings = settings
 
     @property
@@ -289,7 +289,7 @@ class WatchdogReader(Reader):
         self._thread.join()
 
     def _watch(self, stop: threading.Event, library: core.Core) -> None:
-        tick = min(1.0, self.settings.seconds / 10)
+        tick = min(1.0, self.settings / 10)
         running: dict[tuple[int, int], float] = {}
         before = time.monotonic()
         while not stop.wait(tick):
@@ -301,12 +301,12 @@ class WatchdogReader(Reader):
             del frames
             running = {key: running.get(key, -passed) + passed if is_own[key] else running.get(key, 0.0) for key in found}
             for key, seconds in running.items():
-                if seconds > self.settings.seconds and not stop.is_set():
+                if seconds > self.settings and not stop.is_set():
                     self._end(found[key])
 
     def _end(self, row: dict[str, Any]) -> None:
         where = f" in module {row['module']}" if row["module"] else ""
-        text = f"op_timeout: {row['operator']}{where} has run for more than {self.settings.seconds} s in thread {row['thread']}"
+        text = f"op_timeout: {row['operator']}{where} has run for more than {self.settings} s in thread {row['thread']}"
         with contextlib.suppress(OSError, ValueError):
             print(f"{text}; the process ends with exit code {EXIT_CODE}. All threads:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)

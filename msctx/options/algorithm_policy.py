@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -19,20 +18,11 @@ DIRECTIONS = ("fprop", "dgrad", "wgrad")
 PRODUCT = "matmul"
 REQUESTED = (*DIRECTIONS, PRODUCT)
 """The directions that have algorithms, in the order of the native core."""
-PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
 ALONG = ("stride", "padding", "dilation", "output_padding")
 """The fields that choices() shows as one number where it holds along each axis."""
 SIZES = ("input", "weight", *ALONG, "groups")
 FIELDS = ("module", *SIZES, "transposed", "dtype", "layout", "dims")
 """The fields of a problem that a condition can name, as choices() shows them; ``dims`` counts the axes of an image."""
-_NAMES = """
-    float32 float64 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bool
-    uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex32 complex64 complex128 qint8 quint8 qint32
-"""
-DTYPES = tuple(_NAMES.split())
-"""Of calls that reach msctx's hooks, those that it leaves to PyTorch included."""
-VALUES = {"transposed": ("true", "false"), "dtype": DTYPES, "dims": ("1", "2", "3")}
-"""The fields of which all values are known; those of the layout depend on what is computed."""
 
 
 def option_of(direction: str) -> str:
@@ -100,16 +90,11 @@ def requested_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tu
 class RulesKind(TextKind):
     """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
 
-    def __init__(self, allowed: str, directions: tuple[str, ...], fields: tuple[str, ...], layouts: tuple[str, ...]) -> None:
+    def __init__(self, allowed: str, directions: tuple[str, ...], fields: tuple[str, ...]) -> None:
         super().__init__(allowed, check=self._rules)
-        self._directions, self._fields, self._layouts = directions, fields, layouts
+        self._directions, self._fields = directions, fields
 
     def _text(self, value: Any) -> str:
-        if isinstance(value, str) and value.lstrip().startswith("{"):  # as in a file, on a command line
-            import yaml
-
-            with suppress(yaml.YAMLError):
-                value = yaml.safe_load(value)
         if isinstance(value, Mapping):
             value = "; ".join(f"{where}: {_joined(algorithms)}" for where, algorithms in value.items())
         return super()._text(value)
@@ -157,9 +142,7 @@ class RulesKind(TextKind):
         pattern = pattern.lower() if field == "transposed" else pattern
         if any(sign in pattern for sign in "*?["):
             return field, pattern
-        if values := self._layouts if field == "layout" else VALUES.get(field):
-            Choice(values).parse(pattern, within=word)
-        elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
+        if not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
             allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
             raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
         along = {*pattern.split("x")}
@@ -175,14 +158,12 @@ CONVOLUTION_RULES = RulesKind(
     "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
     DIRECTIONS,
     FIELDS,
-    ("channels_first", "channels_last", "strided", "packed"),
 )
 PRODUCT_RULES = RulesKind(
     "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
     "text: 'encoder.*: bf16x6; input=*x4096: strict'",
     (PRODUCT,),
-    PRODUCT_FIELDS,
-    ("NN", "NT", "TN", "TT", "packed"),
+    ("module", "input", "weight", "dtype", "layout"),
 )
 
 

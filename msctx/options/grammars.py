@@ -225,6 +225,5 @@ def _pair(value: Any) -> str:
     return text
 
 
-_ONE_PAIR = "one pair of lists with names of operators: [['first', …], ['last', …]]"
-InOutPair = _Word(_ONE_PAIR, _pair, {"anyOf": _PAIRS})
+InOutPair = _Word("one pair of lists with names of operators: [['first', …], ['last', …]]", _pair, {"anyOf": _PAIRS})
 """One region of a model, by the names of its first and its last operators."""

@@ -12,17 +12,9 @@ from typing import Any
 
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, user_frame
+from msctx.options import registry
 from msctx.options.kinds import BadValue, Size, check
 from msctx.options.option import UNSET, Option, Setting, device_of
-from msctx.options.registry import (
-    OPTIONS,
-    contradictions,
-    find,
-    from_text,
-    is_dictionary,
-    make_layer,
-    option_of,
-)
 from msctx.options.settings import Layer, Origin, Settings, stacked
 from msctx.shipped import shipped
 
@@ -69,7 +61,7 @@ def carried_layer(environment: Mapping[str, str]) -> Layer:
     """The options in it, each with the origin that it had."""
     settings = {}
     for row in read_carried(environment).get("settings", ()):
-        option = OPTIONS[row["option"]]
+        option = registry.OPTIONS[row["option"]]
         settings[row["spelling"]] = Setting(**{**row, "option": option, "value": check(option.kind, row["value"])[0]})
     return Layer(settings)
 
@@ -129,7 +121,7 @@ def layer_of(options: Mapping[str, Any], origin: str) -> Layer:
         if options.get("preset") is not None:
             layers.append(preset_layer(options["preset"], origin))
     with collected(problems):
-        layers.append(make_layer({k: v for k, v in options.items() if k != "preset"}, origin))
+        layers.append(registry.make_layer({k: v for k, v in options.items() if k != "preset"}, origin))
     if problems:
         raise OptionError(problems)
     return stacked(layers)
@@ -151,7 +143,7 @@ SECTIONS = ("context", "experiment", "record", "compare", "axes", "workload")
 def wrong_section(key: str, allowed: Iterable[str], where: str, mark: Mark | None) -> Diagnostic:
     """What is wrong with a section that is none of those allowed."""
     text, hint = "unknown section", nearest(key, allowed)
-    if find(key):
+    if registry.find(key):
         text, hint = "is an option: it belongs under `context:`", ""
     return Diagnostic(key, text, where, ", ".join(allowed), hint, mark)
 
@@ -178,7 +170,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
         wrong = [Diagnostic("context", "is not a dictionary", origin, mark=document.mark(("context",)))]
         raise OptionError(document.problems or wrong)
     with collected(document.problems):
-        layer = make_layer(values or {}, f"preset {preset}", None if preset in known else document.under("context"))
+        layer = registry.make_layer(values or {}, f"preset {preset}", None if preset in known else document.under("context"))
     if document.in_order().problems:
         raise OptionError(document.problems)
     return layer
@@ -194,19 +186,19 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     settings: dict[str, Setting] = {}
     for name in sorted(n for n in environment if n.startswith(PREFIX) and n not in RESERVED):
         spelling, text, where = _spelling(name), environment[name], f"environment {name}"
-        option = find(spelling)
+        option = registry.find(spelling)
         try:
             if spelling == "preset":
                 preset = preset_layer(text, name)
             elif not (text or option is None or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
-                settings |= make_layer({spelling: _value(option, spelling, text, where)}, where).settings
+                settings |= registry.make_layer({spelling: _value(option, spelling, text, where)}, where).settings
         except BadValue as error:
             problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
             problems.extend(error.problems)
-    problems.extend(contradictions(settings, "environment"))
+    problems.extend(registry.contradictions(settings, "environment"))
     if problems:
         raise OptionError(problems)
     levels = {"preset": preset, "environment": carried_layer(environment).under(Layer(settings))}
@@ -216,7 +208,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
 def is_option(variable: str) -> bool:
     """Whether a variable named ``MSCTX_…`` sets an option."""
     spelling = _spelling(variable)
-    return spelling == "preset" or find(spelling) is not None or is_dictionary(spelling)
+    return spelling == "preset" or registry.find(spelling) is not None or registry.is_dictionary(spelling)
 
 
 def _spelling(variable: str) -> str:
@@ -229,12 +221,12 @@ def _value(option: Option | None, spelling: str, text: str, where: str) -> Any:
         from msctx.options.yaml_json_ini import parse
 
         return parse(text, where).data
-    return from_text(spelling, text, bits=True)
+    return registry.from_text(spelling, text, bits=True)
 
 
 def look_up(name: str, settings: Settings, main: str) -> Origin:
     """The value on the device that the name means, else on the main one."""
-    option, device = find(name), device_of(name)
+    option, device = registry.find(name), device_of(name)
     if option is not None and (found := settings.get(option.name, device or main)) is not None:
         return Origin(found.value, found.origin)
     keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
@@ -246,7 +238,7 @@ def look_up(name: str, settings: Settings, main: str) -> Origin:
                 inner = inner.setdefault(parts.pop(0), {})
             inner[".".join(parts)] = look_up(key, settings, main).value
         return Origin(group, "; ".join(dict.fromkeys(look_up(key, settings, main).origin for key in keys)))
-    if option is None and is_dictionary(name):
+    if option is None and registry.is_dictionary(name):
         return Origin({}, "default")
-    default = option_of(name).default_at(name)
+    default = registry.option_of(name).default_at(name)
     return Origin(None if default is UNSET else default, "default")

@@ -24,7 +24,8 @@ OPTIONS: dict[str, Option] = {}
 _SPELLINGS: dict[str, Option] = {}
 _DICTIONARIES: dict[str, None] = {}
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
-_GE: dict[str, Option] = {}
+GE: dict[str, Option] = {}
+"""Keys of CANN's graph engine that are options here."""
 
 
 def declare(options: Iterable[Option]) -> None:
@@ -32,7 +33,7 @@ def declare(options: Iterable[Option]) -> None:
     for option in options:
         copyreg.pickle(type(option), lambda option: (option_of, (option.name,)))
         OPTIONS[option.name] = option
-        _GE.update({option.ge: option} if option.ge else {})
+        GE.update({option.ge: option} if option.ge else {})
         for spelling in option.spellings:
             _SPELLINGS[spelling] = option
             _DICTIONARIES.update(dict.fromkeys(accumulate(spelling.split(".")[:-1], "{}.{}".format)))
@@ -55,15 +56,10 @@ def option_of(spelling: str) -> Option:
     return option
 
 
-def known_to_ge(key: str) -> bool:
-    """Whether a key of CANN's graph engine is an option here."""
-    return key in _GE
-
-
 def named(name: str) -> Option:
     """:func:`option_of` for any name a person may come with: CANN's key and the environment's spelling, too."""
     spelling = name.removeprefix("MSCTX_").lower().replace("__", ".") if name.startswith("MSCTX_") else name
-    return _GE.get(name) or option_of(spelling)
+    return GE.get(name) or option_of(spelling)
 
 
 @cache
@@ -157,7 +153,7 @@ class _Reading:
         """
         if len(self.problems) >= MOST:
             return
-        option = _GE.get(path[-1]) if "ge_options." in via else _SPELLINGS.get(spelling)
+        option = GE.get(path[-1]) if "ge_options." in via else _SPELLINGS.get(spelling)
         mark = marks(path)
         if value is INVALID or (via and spelling in self.settings and not self.settings[spelling].via):
             return
@@ -188,7 +184,7 @@ class _Reading:
             self._open(setting, mark)
         if option.name.startswith("ge_options."):  # its keys that are options here win over these
             for key, text in value.items():
-                if key in _GE:
+                if key in GE:
                     self.add((*path, key), f"{spelling}.{key}", text, marks, via=spelling, is_text=True)
 
     def _problem(self, path: str, text: str, mark: Mark | None, allowed: str = "", hint: str = "") -> None:

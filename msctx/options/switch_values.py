@@ -149,25 +149,11 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Watchdog:
-    """The seconds that one operator may run."""
-
-    seconds: int
-
-
-@dataclass(frozen=True, slots=True)
 class Kernels:
     """The sources that inductor generates, in files."""
 
     path: str = ""  # the folder for kernel_meta; "": CANN's own, or the working directory
     locations: bool = False  # also which lines of Python each comes from
-
-
-@dataclass(frozen=True, slots=True)
-class DeterministicExcept:
-    """What deterministic mode leaves out: names of operators and modules, or patterns of them."""
-
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

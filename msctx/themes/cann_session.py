@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.options import DEVICES, Setting, known_to_ge
+from msctx.options import DEVICES, Setting
 from msctx.options.grammars import AccelerateTrainMode, DeviceList, StreamParallel
 from msctx.options.kinds import AnyText, Bool, Choice, DictOf, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, extension, session_option
-from msctx.options.registry import named
+from msctx.options.registry import GE
 from msctx.options.rules import OF_INFERENCE, OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
 from msctx.themes import shared_by_themes as shared
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused
@@ -218,8 +218,8 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
     else:
         assignments, how = with_graphs(on), "torchair has one session: they go with each graph"
     left = shared.sendable(setting.value, level)
-    lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
-    unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]
+    lost = [key for key in setting.value if key not in left and key not in GE]
+    unsent = [key for key in setting.value if key in GE and GE[key].name not in SENT]
     pinned = [
         f"{key}={shared.PINNED[key]}" for key in unsent if shared.PINNED.get(key, setting.value[key]) != setting.value[key]
     ]

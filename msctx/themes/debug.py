@@ -59,29 +59,20 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 COUNTED = "counts matches that take effect, and totals for cached code"
-WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
 BINARIES = "binaries stay in inductor's cache"
 NO_PIPELINES = "check_flag: a CPU's kernels have no pipelines"
-DIFFERS: dict[str, dict[str, str]] = {
-    "oom": {
-        "cpu": "",
-        "cuda": "out-of-bounds indices end the program",
-        "ascend": "torch_npu checks its kernels",
-    },
-    "dump_cce": dict.fromkeys(DEVICES, BINARIES),
-    "dump_loc": dict.fromkeys(DEVICES, BINARIES),
-    "ccec_O0": {
-        "cpu": "inductor's -O0 comes with -g",
-        "cuda": "-O0 implies -g, and ptxas optimises nothing compiled here",
-        "ascend": "inductor's -O0 comes with -g; kernels of CANN are unchanged",
-    },
-    "check_flag": {
-        "cpu": "",
-        "cuda": "races only in eager code",
-        "ascend": "check_flag needs CANN's graph engine",
-    },
+WITH_SYMBOLS = "inductor's -O0 comes with -g"
+DIFFERS = {
+    **dict.fromkeys(("dump_cce", "dump_loc"), (BINARIES, BINARIES, BINARIES)),
+    "oom": ("", "out-of-bounds indices end the program", "torch_npu checks its kernels"),
+    "ccec_O0": (
+        WITH_SYMBOLS,
+        "-O0 implies -g, and ptxas optimises nothing compiled here",
+        f"{WITH_SYMBOLS}; kernels of CANN are unchanged",
+    ),
+    "check_flag": ("", "races only in eager code", "check_flag needs CANN's graph engine"),
 }
-"""Word of op_debug_config → device → what differs."""
+"""Word of op_debug_config → what differs on each of the devices."""
 COUNTED_BY_CANN = "CANN counts its own graphs"
 ANOMALY = "also turns on anomaly mode; backward passes run in the thread that calls them"
 INSIDE = ", and not every kernel in it is waited for"
@@ -162,9 +153,9 @@ def _debugged(on: On, words: list[str]) -> Outcome:
         found["torch.cuda.sanitizer"] = "check_flag" in words
     if on.device == "ascend":
         found |= with_graphs(on) | ({"torch.npu.op_debug_option": "oom"} if "oom" in words else {})
-    differs = dict.fromkeys(DIFFERS[word][on.device] for word in words if word in DIFFERS)
+    differs = dict.fromkeys(DIFFERS[word][DEVICES.index(on.device)] for word in words if word in DIFFERS)
     if is_listed:
-        differs[WHOLE] = None
+        differs["a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"] = None
     text = joined(*differs)
     return approximated(found, text) if text else honoured(found)
 

@@ -8,7 +8,6 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Int, OnOff, TextKind
 from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
-from msctx.options.switch_values import DeterministicExcept
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, reason, refused
 from msctx.themes.convolution_and_algorithm_policy import assignments_of, conv_policy
 
@@ -85,8 +84,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             return honoured(cause="part of deterministic=ON")
         case "deterministic_except":
             differs = "other threads are left out then, too; libraries and compiled code stay as they are"
-            left_out = DeterministicExcept(tuple(value.split()))
-            return on.by_core(approximated({"observers.deterministic_except": left_out}, differs))
+            return on.by_core(approximated({"observers.deterministic_except": tuple(value.split())}, differs))
         case "thread_invariant" | "batch_invariant":
             return _invariant(on, is_of_batch=name == "batch_invariant") if value else as_it_is()
         case "seed":

@@ -9,27 +9,8 @@ from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, PRODUCT_RULES, r
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
+from msctx.themes import convolution_and_algorithm_policy as convolutions
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused
-from msctx.themes.convolution_and_algorithm_policy import (
-    ALGORITHMS,
-    CHOOSING,
-    NO_OTHER,
-    NORMAL,
-    ON_CPU_ALONE,
-    ON_NPU,
-    OPEN,
-    PERFORMANCE,
-    REFERENCE,
-    assignments_of,
-    conv_policy,
-    detail,
-    excluded,
-    npu_policy,
-    on_fallback,
-    only_records,
-    requested_of,
-    unmeasured,
-)
 from msctx.themes.shared_by_themes import DIGITS, with_graphs
 
 JAX = {
@@ -44,8 +25,8 @@ JAX = {
 # fmt: off
 OPTIONS = (
     gpu_option("matmul_algo", Choice({
-            "normal": NORMAL,
-            "performance": PERFORMANCE,
+            "normal": convolutions.NORMAL,
+            "performance": convolutions.PERFORMANCE,
             "strict": "float32 FMAs of the values themselves, added in one order",
             "fp16x3": "emulated float32: three matmuls of two float16 numbers for each value, on AMX; float32's errors",
             "int8x6": "emulated float32: six matmuls of three 8-bit digits of each value, on AMX",
@@ -53,7 +34,7 @@ OPTIONS = (
             "bf16x9": "emulated float32: all nine matmuls of three bfloat16 numbers for each value",
             "bf16x3": "three matmuls of two bfloat16 numbers for each value: 16 bits of it",
             "tf32": "of values rounded to 11 bits or more, on AMX",
-            "reference": REFERENCE,
+            "reference": convolutions.REFERENCE,
         }, JAX), default="normal", example="strict", source="msctx", devices=DEVICES,
         help="How matmuls are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
              "and LSTM cells call, forward and backward. A matmul that the named algorithm does not support runs torch's own "
@@ -90,7 +71,6 @@ OPTIONS = (
 RULES: tuple[Rule, ...] = ()
 
 PAST_THE_HOOK = "not for attention's own kernels, nor for matmuls that inductor turns into sums"
-ITS_ORDER = "CANN orders the additions"
 FROM_HALVES = "three float16 matmuls by torch_npu's ready-made kernels, in eager code"
 BY_UNIT = "this chip multiplies float32 itself: torch_npu's own matmuls, without HF32"
 BY_CHIP = f"910A: {FROM_HALVES}; later chips: float32 itself"
@@ -108,7 +88,6 @@ CHOSEN = {
     "bf16x9": "cuBLAS chooses: before compute capability 10.0 it has no such kernels, and computes in float32",
     "tf32": "cuBLAS chooses: it may compute without rounding",
 }
-AUTOTUNED = {"torch.inductor.max_autotune_gemm": True}
 IN_COMPILED_CODE = "in compiled code inductor measures cuBLAS's choice and Triton's kernels; in eager code cuBLAS chooses"
 BESIDE_CONVOLUTIONS = (
     "cuBLAS chooses: measuring, inductor would compute some convolutions as matmuls, without the requested algorithm"
@@ -120,7 +99,6 @@ TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale
 ON_AMX = "only AMX rounds to TF32"
 ON_UNIT = "AMX computes it, as choices() shows; inert on a CPU without AMX"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
-ONLY_NPU = "only an NPU rounds to HF32"
 NO_HF32 = reason("it permits HF32, which only an NPU has", "set {} for TF32, which has one bit less of mantissa")
 HALF_ALONE = "this chip multiplies only float16, which CANN takes for float32, too"
 BY_CUDNN = "torch.cudnn.allow_tf32"
@@ -149,11 +127,11 @@ def translate(on: On, setting: Setting) -> Outcome | None:
             return _by_flags(on, value)
         case "allow_fp32_emulation":
             anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
-            return detail(anywhere, ability="emulate float32")
+            return convolutions.detail(anywhere, ability="emulate float32")
         case "matmul_allow_hf32" | "conv_allow_hf32" if on.device == "ascend":
             return _allow_hf32(on, setting)
         case "matmul_allow_hf32" | "conv_allow_hf32":
-            return as_it_is(NO_HF32.format(name.replace("hf32", "tf32")) if value else ONLY_NPU)
+            return as_it_is(NO_HF32.format(name.replace("hf32", "tf32")) if value else "only an NPU rounds to HF32")
     return None
 
 
@@ -162,19 +140,21 @@ def _products(on: On, setting: Setting) -> Outcome:
         return refused(why)
     named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
     names = {name for _, name in requested_by(named, *([] if named else [setting.value]))}
-    missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
+    missing = {name: why for name in sorted(names) if (why := convolutions.excluded(on, name))}
     reasons = joined(*(f"{name}: {why}" for name, why in missing.items()))
-    if on.device == "ascend" and names.isdisjoint(ON_NPU):
-        return inert(f"{NO_OTHER}: torch_npu's own matmuls run" if named else f"{NO_OTHER}: no rule applies")
-    if names <= {*missing} or (missing and on_fallback(on) == "error"):
+    if on.device == "ascend" and names.isdisjoint(convolutions.ON_NPU):
+        return inert(
+            f"{convolutions.NO_OTHER}: torch_npu's own matmuls run" if named else f"{convolutions.NO_OTHER}: no rule applies"
+        )
+    if names <= {*missing} or (missing and convolutions.on_fallback(on) == "error"):
         return refused(reasons)
     reasons = joined(*(f"rules with {name} do nothing: {why}" for name, why in missing.items()))
     if on.device != "ascend":
-        of_some = replace(approximated(assignments_of(on), reasons), idle=True)  # rules of which one does nothing
-        return of_some if missing else honoured(assignments_of(on), PAST_THE_HOOK)
-    if differs := joined(reasons, ITS_ORDER if "strict" in names - {*missing} else ""):
-        return replace(approximated(npu_policy(on), differs), idle=bool(missing))
-    return honoured(npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
+        of_some = replace(approximated(convolutions.assignments_of(on), reasons), idle=True)  # rules of which one does nothing
+        return of_some if missing else honoured(convolutions.assignments_of(on), PAST_THE_HOOK)
+    if differs := joined(reasons, "CANN orders the additions" if "strict" in names - {*missing} else ""):
+        return replace(approximated(convolutions.npu_policy(on), differs), idle=bool(missing))
+    return honoured(convolutions.npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
 
 
 def _by_cublas(on: On, setting: Setting) -> Outcome:
@@ -182,26 +162,26 @@ def _by_cublas(on: On, setting: Setting) -> Outcome:
         return refused(why)
     if setting.value == "performance":
         return _measured(on)
-    if setting.value not in (*BY_FLAG, *CHOOSING):
+    if setting.value not in (*BY_FLAG, *convolutions.CHOOSING):
         return refused("cuBLAS has no such algorithm, and msctx has no matmuls for CUDA")
     outcome = approximated if setting.value in ("bf16x9", "tf32") else honoured
     return outcome(flag(on), CHOSEN.get(setting.value, ""))
 
 
 def _measured(on: On) -> Outcome:
-    if why := unmeasured(on):
+    if why := convolutions.unmeasured(on):
         return approximated(flag(on), f"{why}: cuBLAS chooses")
-    if conv_policy(on) and not only_records(on):
+    if convolutions.conv_policy(on) and not convolutions.only_records(on):
         return approximated(flag(on), BESIDE_CONVOLUTIONS)
-    return approximated(flag(on) | AUTOTUNED, IN_COMPILED_CODE)
+    return approximated(flag(on) | {"torch.inductor.max_autotune_gemm": True}, IN_COMPILED_CODE)
 
 
 def _refusal(on: On, name: str) -> str:
     """Why cuBLAS cannot compute as *name* asks; ``""``: it can, or nothing of ours can yet."""
-    if why := excluded(on, name):
+    if why := convolutions.excluded(on, name):
         return why
     if name == "reference":
-        return ON_CPU_ALONE
+        return convolutions.ON_CPU_ALONE
     if name == "strict" and on.facts.cublas:
         return EMULATES.format(on.facts.cublas)
     return EMULATION if name == "bf16x9" and not on.facts.cublas else ""
@@ -225,7 +205,7 @@ def _matmul_allow_tf32(on: On) -> Outcome:
     outcome = _rounding(on, "matmul_max_error", PRODUCT)
     if outcome.status != "honoured":
         return outcome
-    return inert(TOGETHER) if on.get("batch_invariant") else honoured(assignments_of(on), ON_UNIT)
+    return inert(TOGETHER) if on.get("batch_invariant") else honoured(convolutions.assignments_of(on), ON_UNIT)
 
 
 def _tf32_by_cublas(on: On, value: bool) -> Outcome:
@@ -238,13 +218,13 @@ def _tf32_by_cublas(on: On, value: bool) -> Outcome:
 
 
 def _conv_allow_tf32(on: On, value: bool) -> Outcome:
-    if not requested_of(on, *DIRECTIONS):
+    if not convolutions.requested_of(on, *DIRECTIONS):
         return (
             inert(NO_ROUNDING, "set conv_fprop_algo, conv_dgrad_algo or conv_wgrad_algo")
             if value
             else honoured(cause=NO_ROUNDING)
         )
-    outcome = detail(on, of=DIRECTIONS)
+    outcome = convolutions.detail(on, of=DIRECTIONS)
     if not value or outcome.status != "honoured":
         return outcome
     if on.get("allow_fp32_emulation") is False:
@@ -257,8 +237,8 @@ def _conv_allow_tf32(on: On, value: bool) -> Outcome:
 
 def _rounding(on: On, option: str, *of: str) -> Outcome:
     """Of rounding to TF32, where the bound of an error leaves something that rounds: what is named has no bound."""
-    outcome, least = detail(on, ability="round to TF32", of=of), LEAST[option]
-    is_open = all(name in OPEN for _, name in requested_of(on, *of))
+    outcome, least = convolutions.detail(on, ability="round to TF32", of=of), LEAST[option]
+    is_open = all(name in convolutions.OPEN for _, name in convolutions.requested_of(on, *of))
     if outcome.status == "honoured" and is_open and (on.get(option) or 1.0) < least:
         return inert(f"{option}={on.get(option)} is below every bound of what rounds to TF32 ({least:.0e})")
     return outcome
@@ -268,8 +248,8 @@ def _by_flags(on: On, value: bool) -> Outcome:
     """allow_fp32_emulation on CUDA: cuBLAS, and cuDNN where torch calls it, follow torch's own flags."""
     if not value and on.facts.cublas:
         return refused(EMULATES.format(on.facts.cublas))
-    outcome = detail(on, ", or conv_allow_tf32, matmul_algo or matmul_allow_tf32")
-    convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in ALGORITHMS)
+    outcome = convolutions.detail(on, ", or conv_allow_tf32, matmul_algo or matmul_allow_tf32")
+    convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in convolutions.ALGORITHMS)
     holds_for = ["cuDNN's convolutions"] * convolves
     if on.settings.get("matmul_algo") or on.settings.get("matmul_allow_tf32"):
         holds_for.append("cuBLAS's matmuls")
@@ -286,6 +266,6 @@ def _allow_hf32(on: On, setting: Setting) -> Outcome:
     found = {HF32[setting.option.name]: setting.value} | with_graphs(on)
     if on.facts.half_products:
         return refused(HALF_ALONE, "set precision_mode or matmul_algo") if setting.value else honoured(found, HALF_ALONE)
-    if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
+    if setting.option.name == "matmul_allow_hf32" and convolutions.npu_policy(on):
         return inert("overridden by matmul_algo or its rules, under which float32 matmuls do not round to HF32")
     return honoured(found, DIGITS)

@@ -12,7 +12,7 @@ from msctx.options.grammars import DumpLayer, DumpStep, layers_in
 from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_set
-from msctx.options.switch_values import Dump, ErrorDump, Overflow, Recorder, Watchdog
+from msctx.options.switch_values import Dump, ErrorDump, Overflow, Recorder
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused
 from msctx.themes.shared_by_themes import LEFT_TO_NPU, apart, with_graphs
 
@@ -349,7 +349,7 @@ def _op_timeout(on: On) -> Outcome:
         by_device = {"torch.npu.op_timeout": min(own) if own else None}
     if not limits:
         return honoured({"observers.watchdog": None} | by_device)
-    assignments = {"observers.watchdog": Watchdog(min(limits))} | by_device
+    assignments = {"observers.watchdog": min(limits)} | by_device
     watched = {
         "cuda": "the host's time is watched",
         "ascend": "the host's time is watched; CANN limits the device's",

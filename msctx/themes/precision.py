@@ -7,21 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.options import Setting
+from msctx.options import precision_policy as policies
 from msctx.options.kinds import Bool, Choice, Path
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
-from msctx.options.precision_policy import (
-    ACCELERATE,
-    CANN,
-    CHOOSABLE,
-    INDEXED,
-    OF_CANN,
-    PRECISION,
-    Operators,
-    colour_of,
-    mode_of,
-    resolve,
-    text_of,
-)
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused
 from msctx.themes.shared_by_themes import PINNED
@@ -91,7 +79,7 @@ OPTIONS = (
         help="Whether operators that have an accurate and a fast way to compute take the one or the other. CANN keeps the "
              "lists (atc.builtin_impl_mode_ini); those for all may change between releases. Deprecated in favour of "
              "op_precision_mode, which wins."),
-    Option("optypelist_for_implmode", Operators, example="Pooling,SoftmaxV2", groups=("session", "atc"),
+    Option("optypelist_for_implmode", policies.Operators, example="Pooling,SoftmaxV2", groups=("session", "atc"),
         ge="ge.optypelistForImplmode", source=ATC,
         help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) "
              "is limited. Deprecated with it in favour of op_precision_mode, which wins."),
@@ -170,11 +158,11 @@ def policy(on: On, speed: str = "") -> dict[str, Any]:
     """The assignment that all these options come to together; *speed*: in the phase in which
     experimental_accelerate_train_mode takes the place of precision_mode."""
     requested: dict[str, Any] = {}
-    for name in PRECISION:
+    for name in policies.PRECISION:
         if (setting := on.settings.get(name)) and setting.value != NO_CHOICE:
             requested[name] = (setting.content or {}) if name in FILES else _meant(setting)
     if speed:
-        requested = {name: value for name, value in requested.items() if name not in MODES} | {ACCELERATE: speed}
+        requested = {name: value for name, value in requested.items() if name not in MODES} | {policies.ACCELERATE: speed}
     by_torch_npu: dict[str, Any] = {}
     if on.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
@@ -182,12 +170,12 @@ def policy(on: On, speed: str = "") -> dict[str, Any]:
         if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
             by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
         if (
-            mode_of(requested) in KEEPING
+            policies.mode_of(requested) in KEEPING
         ):  # CANN's default for chips without float32 products lowers what the policy leaves alone
             by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
-    text = text_of(requested)
+    text = policies.text_of(requested)
     if text and on.get("frozen_weights"):
-        text = text_of(requested | {"frozen_weights": True})
+        text = policies.text_of(requested | {"frozen_weights": True})
     return by_torch_npu | ({POLICY[on.device]: text} if text else {})
 
 
@@ -196,14 +184,14 @@ def _meant(setting: Setting) -> Any:
     by_cann = setting.option.name == "precision_mode" and (
         setting.spelling.startswith("session.") or "ge_options" in setting.via
     )
-    return OF_CANN.get(setting.value, setting.value) if by_cann else setting.value
+    return policies.OF_CANN.get(setting.value, setting.value) if by_cann else setting.value
 
 
 def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     """Whether torch_npu itself takes the choice of implementations: two of its values, and CANN's own types with them."""
     types = requested.get("optypelist_for_implmode", "")
     is_value = requested.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
-    return name in requested and is_value and all(t.strip() in CANN for t in types.split(",") if t)
+    return name in requested and is_value and all(t.strip() in policies.CANN for t in types.split(",") if t)
 
 
 def _precision_mode(on: On, setting: Setting) -> Outcome:
@@ -211,7 +199,7 @@ def _precision_mode(on: On, setting: Setting) -> Outcome:
         return refused("torch has no dtype HiFloat8")
     if on.facts.native:
         return refused(on.facts.native)
-    mode = mode_of({setting.option.name: _meant(setting)})
+    mode = policies.mode_of({setting.option.name: _meant(setting)})
     if mode == "cube_fp16in_fp32out":
         differs = "inputs of matrix operators are rounded to float16, and multiplied by kernels for float32"
         return approximated(policy(on), differs)
@@ -244,7 +232,9 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     for colour, moves in (setting.content or {}).items():
         for move, names in moves.items():
             for name in names:
-                is_absent = move == "to-remove" and not any(colour_of(op) == colour for op in resolve(name) or ())
+                is_absent = move == "to-remove" and not any(
+                    policies.colour_of(op) == colour for op in policies.resolve(name) or ()
+                )
                 entries[colour, move, name] = _without_operator(name) or f"{name} is not on the {colour}" * is_absent
     shared = _shared({n: colour for colour, moves in (setting.content or {}).items() for n in moves.get("to-add", ())})
     return by_entry(entries, _with(on, shared))
@@ -297,17 +287,17 @@ def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[st
 
 
 def _without_operator(name: str) -> str:
-    return f"torch has no separate operator for {name}" if resolve(name) == () else ""
+    return f"torch has no separate operator for {name}" if policies.resolve(name) == () else ""
 
 
 def _without_choice(name: str, mode: str = "") -> str:
     """Why a mode of computing changes nothing about an operator, or ``""``."""
     if mode in ALONE:
         return f"{name}: {ALONE[mode]}"
-    ops = {*(resolve(name) or ())}
+    ops = {*(policies.resolve(name) or ())}
     if mode == "support_out_of_bound_index":
-        return f"msctx does not check indices of {name}" if ops.isdisjoint(INDEXED) else ""
-    return f"{name} has one implementation only" if ops.isdisjoint(CHOOSABLE) else ""
+        return f"msctx does not check indices of {name}" if ops.isdisjoint(policies.INDEXED) else ""
+    return f"{name} has one implementation only" if ops.isdisjoint(policies.CHOOSABLE) else ""
 
 
 def _shared(types: Mapping[str, Any]) -> list[str]:
@@ -315,7 +305,7 @@ def _shared(types: Mapping[str, Any]) -> list[str]:
     last: dict[str, str] = {}
     reasons = []
     for name, setting in types.items():
-        for op in resolve(name) or ():
+        for op in policies.resolve(name) or ():
             if op in last and types[last[op]] != setting:
                 reasons.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from msctx.options import DEVICES, known_to_ge
+from msctx.options import DEVICES
 from msctx.options.algorithm_policy import RULES, rules_of
-from msctx.options.registry import GE_WORDS
+from msctx.options.registry import GE, GE_WORDS
 from msctx.options.switch_values import Kernels
 from msctx.themes.base import On, once, reason
 
@@ -107,7 +107,7 @@ OVERWRITTEN = (ALLOW_HF32, "ge.deterministicLevel", "ge.exec.deviceId")
 
 def sendable(keys: Iterable[str], level: str) -> list[str]:
     """The keys of ge_options that go to the engine as they are."""
-    return [key for key in keys if not known_to_ge(key) and not (level == "global" and key in OVERWRITTEN)]
+    return [key for key in keys if key not in GE and not (level == "global" and key in OVERWRITTEN)]
 
 
 def _raw(on: On, level: str) -> dict[str, str]:

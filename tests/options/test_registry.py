@@ -12,8 +12,9 @@ import pytest
 from samples import example
 
 from msctx.errors import MOST, Diagnostic, OptionError
-from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, find, make_layer, option_of
+from msctx.options import DEVICES, OPTIONS, UNSET, Layer, find, make_layer, option_of
 from msctx.options.kinds import Size
+from msctx.options.option import GROUPS, NAMESPACES
 from msctx.options.registry import named
 from msctx.options.yaml_json_ini import load
 from msctx.themes import THEMES

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from samples import example
 
 import msctx
@@ -169,10 +168,3 @@ def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> Non
         ("fprop", "gemm"): "conv_fprop_algo=gemm",
         ("dgrad", "algo_0"): "dgrad=algo_0 of conv_algo_rules",
     }
-
-
-def test_every_dtype_that_operators_compute_with_may_be_named() -> None:
-    torchs = {str(one).removeprefix("torch.") for one in vars(torch).values() if isinstance(one, torch.dtype)}
-    assert not {*algorithm_policy.DTYPES} - torchs
-    stored = ("bits", "float4", *(f"{sign}int{bits}" for sign in ("", "u", "q", "qu") for bits in range(1, 8)))
-    assert not [n for n in torchs - {*algorithm_policy.DTYPES} if not n.startswith(stored)], "the others are only stored"
