@@ -29,7 +29,6 @@ HELP = {
     "name": "The name of the experiment; it names the run directory. Unset, it is the name of the file.",
     "entry": "The function to call (package.module:function, or file.py:function), or the path of a script.",
     "args": "Arguments of the entry, by name; under -- a script's words, in a list.",
-    "seed": "Seeds Python, NumPy and torch before the entry runs; another way to set the option seed.",
     "dir": "The folder in which run directories are made.",
     "cpu_config": "Options only for CPU tensors (ours; the keys of gpu_config).",
     "gpu_config": "Options only for CUDA tensors.",

@@ -53,7 +53,7 @@ ON = "Statuses for cpu, cuda (GPU) or ascend (NPU), present or not. Default: thi
 Device = Annotated[str | None, typer.Option(help=ON, callback=lambda word: word and device_named(word))]
 ENTRY = "A YAML file, the name of a shipped experiment (digits), package.module:function, or a script."
 Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, _shipped("experiments"))]
-Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…, experiment.seed=…", complete_setting)]
+Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…", complete_setting)]
 
 
 class ForScript(TyperCommand):

@@ -28,7 +28,7 @@ from msctx.run.runner import run_experiment, terminable
 from msctx.state_and_environment import command_line
 from msctx.verify.run_processes import sides
 
-OF_SCRIPT = "Options, args.NAME=…, experiment.seed=…; behind -- the arguments of a script, as they are."
+OF_SCRIPT = "Options, args.NAME=…; behind -- the arguments of a script, as they are."
 WordsOfScript = Annotated[Texts, argument("[KEY=VALUE]... [-- ARGUMENT...]", OF_SCRIPT, complete_setting)]
 
 

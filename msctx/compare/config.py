@@ -294,19 +294,6 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if name_of(key) not in others}
 
 
-def requested_algorithm(options: Mapping[str, Any], direction: str) -> str:
-    """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
-    for key, value in options.items():
-        if name_of(key) == option_of(direction) and (kind := OPTIONS[name_of(key)].kind):
-            return str(kind.parse(value))
-    return ""
-
-
-def besides(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that name no algorithm."""
-    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
-
-
 def name_of(key: str) -> str:
     """The name of the option that a spelling is of; what is none of ours stays as it is."""
     option = find(key)

@@ -111,9 +111,4 @@ def _totals(result: Result) -> Table:
         error = f"{total.error:.0e}" if total.error is not None else ""
         memory = in_words(total.workspace) if total.workspace else ""
         lines.append((total.point, f"{total.ratio:.2f}", error, memory, str(total.rows), str(total.rows_of_torch)))
-    best = result.best
-    if len({*best.points}) > 1:
-        left = best.points.count("")
-        own = Text("the best of each row", style="bold")
-        lines.append((own, f"{best.ratio:.2f}", "", "", str(len(best.points) - left), str(left)))
     return grid(columns, lines, columns[1:])

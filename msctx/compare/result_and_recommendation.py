@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
 
-from msctx.compare.config import Comparison, Point, besides, requested_algorithm
-from msctx.compare.layer_workload_file import Product, text
+from msctx.compare.config import Comparison, Point
 from msctx.compare.timing import is_faster, margin
 from msctx.context import explain
-from msctx.native.policy_and_choices import ConvProblem
-from msctx.options import OPTIONS, make_layer
-from msctx.options.algorithm_policy import PRODUCT
+from msctx.options import make_layer
 from msctx.run.record import plain
 
 Status = Literal["measured", "no_say", "unable", "failed", "slow"]
@@ -98,11 +95,11 @@ class Total(BaseModel):
 
 
 class Best(BaseModel):
-    """What to take: for layers the best choice of each, of those with the same options beside algorithms; else one for all."""
+    """What to take in all rows."""
 
     ratio: float = 1.0
-    points: list[str]
-    """For each row; an empty name is torch's own path."""
+    point: str = ""
+    """Empty: torch's own path."""
     options: dict[str, Any] = {}
 
 
@@ -122,7 +119,7 @@ class Result(BaseModel):
     points: list[Point]
     rows: list[Row]
     totals: list[Total] = []
-    best: Best = Best(points=[])
+    best: Best = Best()
     recommended: str = ""
     environment: dict[str, Any]
 
@@ -152,10 +149,10 @@ class Estimate:
         return is_faster(self.ratio, self.margin, self.noise)
 
 
-def estimate(rows: Sequence[Row], points: Sequence[str]) -> Estimate:
-    """One choice for each row (``""``: torch's own path), over all rows as often as they occur."""
+def estimate(rows: Sequence[Row], point: str) -> Estimate:
+    """A choice over all rows as often as they occur; where it has no time, torch's counts."""
     torchs = own = again = squares = noises = 0.0
-    for row, point in zip(rows, points, strict=True):
+    for row in rows:
         if not row.baseline.ms:
             continue
         cell, base = row.cell_of(point), row.count * row.baseline.ms
@@ -188,7 +185,7 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
         rows=rows,
         environment={key: value for key, value in environment.items() if key != "argv"},
     )
-    result.totals, result.best = totals(result), best(comparison, result)
+    result.totals, result.best = totals(result), best(result)
     if result.best.options:
         whole = {"context": {**result.context, **result.best.options}}
         result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130)
@@ -202,7 +199,7 @@ def totals(result: Result) -> list[Total]:
         if cells := [cell for row in result.rows if (cell := row.cell_of(point.name))]:
             total = Total(
                 point=point.name,
-                ratio=estimate(result.rows, [point.name] * len(result.rows)).ratio,
+                ratio=estimate(result.rows, point.name).ratio,
                 error=max((cell.error for cell in cells if cell.error is not None), default=None),
                 workspace=max(cell.workspace or 0 for cell in cells),
                 rows=len(cells),
@@ -212,71 +209,17 @@ def totals(result: Result) -> list[Total]:
     return found
 
 
-def best(comparison: Comparison, result: Result) -> Best:
-    """The fastest plan that is a gain: one choice for all rows; or for layers the best algorithm of each, which rules choose."""
-    rows, options = result.rows, {point.name: point.options for point in result.points}
-    by_rules = _by_layer(comparison, result) if comparison.layers else []
-    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
-    whole = [name for name in options if all(name in each for each in can) and (not by_rules or besides(options[name]))]
-    plans = [*([name] * len(rows) for name in whole), *[by_rules] * any(by_rules)]
-    gains = [(one.ratio, points) for points in plans if (one := estimate(rows, points)).is_gain]
+def best(result: Result) -> Best:
+    """The fastest choice that is right in all rows, if it is a gain."""
+    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in result.rows]
+    right = [point for point in result.points if all(point.name in each for each in can)]
+    gains = [(one.ratio, point) for point in right if (one := estimate(result.rows, point.name)).is_gain]
     if not gains:
-        return Best(ratio=1.0, points=[""] * len(rows), options={})
-    ratio, points = max(gains, key=lambda gain: gain[0])
-    chosen = _rules(comparison, result, points) if points is by_rules else _canonical(options[points[0]])
-    return Best(ratio=ratio, points=points, options=chosen)
-
-
-def _by_layer(comparison: Comparison, result: Result) -> list[str]:
-    """For each row the fastest choice that names nothing but algorithms and is a gain there; else torch's own path.
-
-    Layers that no rule can separate share one choice.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for number, (row, problem) in enumerate(zip(result.rows, _problems(comparison, result), strict=True)):
-        groups.setdefault((problem, row.direction), []).append(number)
-    names = [point.name for point in result.points if not besides(point.options)]
-    chosen = [""] * len(result.rows)
-    for numbers in groups.values():
-        rows = [result.rows[number] for number in numbers]
-        timed = {n: estimate(rows, [n] * len(rows)) for n in names if all(row.cell_of(n) for row in rows)}
-        gains = {name: one.ratio for name, one in timed.items() if one.is_gain}
-        for number in numbers:
-            chosen[number] = max(gains, key=lambda name: gains[name], default="")
-    return chosen
-
-
-def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their own names; one that is of a single device keeps its spelling."""
-    settings = make_layer(options, "axes").settings.values()
-    return {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
-
-
-def _problems(comparison: Comparison, result: Result) -> list[Any]:
-    """The problem of each row as rules see it."""
-    assert comparison.layers is not None
-    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in comparison.layers.layers}
-    return [found[row.name, row.problem] for row in result.rows]
-
-
-def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
-    """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
-    options = {point.name: point.options for point in result.points}
-    requested: dict[str, dict[str, Any]] = {"conv_algo_rules": {}, "matmul_algo_rules": {}}
-    for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
-        direction = PRODUCT if row.direction == "forward" else row.direction
-        if not (algorithm := requested_algorithm(options.get(point, {}), direction)):
-            continue
-        if direction == PRODUCT:
-            requested["matmul_algo_rules"][_conditions(problem)] = algorithm
-        else:
-            requested["conv_algo_rules"].setdefault(_conditions(problem), {})[direction] = algorithm
-    found: dict[str, Any] = {}
-    for name, rules in requested.items():
-        first, kind = result.context.get(name), OPTIONS[name].kind
-        if rules:
-            found[name] = f"{first}; {kind.parse(rules)}" if first and kind else rules
-    return found
+        return Best()
+    ratio, point = max(gains, key=lambda gain: gain[0])
+    settings = make_layer(point.options, "axes").settings.values()  # one that is of a single device keeps its spelling
+    options = {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
+    return Best(ratio=ratio, point=point.name, options=options)
 
 
 def below(result: Result, limit: float) -> list[str]:
@@ -288,38 +231,3 @@ def below(result: Result, limit: float) -> list[str]:
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
     slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
     return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
-
-
-def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
-    """A problem as rules see it, of any batch (``*``): those for which this is equal always get the same algorithms.
-
-    torch.matmul makes rows of leading axes where these share the right factor, else one batch. Strides do not show every layout.
-    """
-    some: Any = ("*",)
-    if isinstance(problem, Product):
-        is_one = len(problem.b) == 2
-        a, b = some + problem.a[-1 if is_one else -2 :], problem.b if is_one else some + problem.b[-2:]
-        return replace(problem, a=a, b=b, b_transposed=problem.b_transposed and _shows_layout(problem))
-    return replace(problem, input=some + problem.input[1:], layout=problem.layout if _shows_layout(problem) else "")
-
-
-def _shows_layout(problem: ConvProblem | Product) -> bool:
-    if isinstance(problem, Product):
-        return min(problem.b[-2:]) > 1
-    _, channels, *image = problem.input
-    return len(image) > 1 and channels > 1 and {*image} != {1}
-
-
-def _conditions(problem: ConvProblem | Product) -> str:
-    """All that sets a problem apart from others."""
-    if isinstance(problem, Product):
-        layout = ("NT" if problem.b_transposed else "NN") if _shows_layout(problem) else ""
-        found = {"input": problem.a, "weight": problem.b, "dtype": problem.dtype, "layout": layout}
-    else:
-        found = asdict(problem)
-    shown = {}
-    for key, value in found.items():
-        if isinstance(value, tuple):
-            value = text(value if len({*value}) > 1 or key in ("input", "weight") else value[:1])
-        shown[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return " ".join(f"{key}={value}" for key, value in shown.items() if value or key != "layout")

@@ -19,7 +19,7 @@ from typing import Any
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Int, Kind, TextKind, check, nowhere, where
+from msctx.options.kinds import INVALID, BadValue, DictOf, Fields, Kind, TextKind, check, nowhere, where
 from msctx.options.layer_sources import collected, environment_layers, flatten, preset_layer, presets, wrong_section
 from msctx.options.registry import from_text
 from msctx.options.values_with_places import Document
@@ -45,7 +45,6 @@ _EXPERIMENT = {
     "name": _NAME,
     "entry": TextKind(ENTRY),
     "args": _ARGUMENTS,
-    "seed": Int(0, 2**32 - 1),
 }
 _RECORD = {"dir": TextKind("the folder in which run directories are made")}
 SECTIONS = {"experiment": Fields(_EXPERIMENT), "record": Fields(_RECORD)}
@@ -231,26 +230,15 @@ class _Source:
             self.problems += wrong
 
     def layer(self) -> Layer:
-        """The options as one layer; ``experiment.seed`` is another way to set ``seed``."""
+        """The options as one layer."""
         values = {key: value for key, value in self.found["context"].items() if key != "preset"}
-        seed = self.found["experiment"].get("seed")
-        mark = self.mark("experiment", "seed")
-        if seed is not None and values.get("seed", seed) != seed:
-            text = f"{seed} contradicts context.seed={values['seed']!r}; they are one option"
-            self.report("experiment.seed", text, mark=mark)
-        found = Layer()
         with collected(self.problems):
-            found = make_layer(values, self.where, self.marks)
-            if seed is not None and "seed" not in values:
-                extra = make_layer({"seed": seed}, self.where, lambda path: mark)
-                found = Layer({**found.settings, **extra.settings})
-        return found
+            return make_layer(values, self.where, self.marks)
+        return Layer()
 
 
 def _levels(file: _Source, words: _Source) -> dict[str, Layer]:
-    """The options of the file and of the command line as layers. The command line's preset and seed replace the file's."""
-    if "seed" in words.found["experiment"]:
-        file.found["experiment"].pop("seed", None)
+    """The options of the file and of the command line as layers. The command line's preset replaces the file's."""
     levels = {"yaml": file.layer(), "command line": words.layer()}
     named = next((source for source in (words, file) if source.found["context"].get("preset") is not None), None)
     if named is not None:

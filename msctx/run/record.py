@@ -109,48 +109,26 @@ def weights_sha256(model: Any) -> str:
     return digest.hexdigest()
 
 
-class MemoryOfRun:
-    """Counts while the entry runs."""
+def reset_peaks() -> None:
+    """The peaks are of what comes now."""
+    memory.reset_peak()
+    if accelerator():
+        from torch.accelerator import reset_peak_memory_stats
 
-    def __init__(self) -> None:
-        self.phases: list[dict[str, Any]] = []
-        self.is_on = memory.read_pool() is not None
+        reset_peak_memory_stats()
 
-    def begin(self) -> None:
-        """The entry begins, or its next phase."""
-        if self.is_on:
-            self._allocations = memory.statistics()["allocations"]
-            memory.reset_peak()
-        if accelerator():
-            from torch.accelerator import reset_peak_memory_stats
 
-            reset_peak_memory_stats()
+def peaks() -> dict[str, int]:
+    """The most bytes in use since then, as far as they are counted; what was allocated before only the caps have seen."""
+    found = {}
+    if memory.read_pool() is not None:
+        counted = memory.statistics()
+        found["peak_memory_bytes"] = max(row["peak_bytes"] for row in (counted, *counted["caps"]))
+    if accelerator():
+        from torch.accelerator import max_memory_allocated
 
-    def end_phase(self) -> None:
-        phase: dict[str, Any] = {}
-        if self.is_on:
-            found = memory.statistics()
-            phase = {name: found[name] for name in ("peak_bytes", "current_bytes")}
-            phase["allocations"] = found["allocations"] - self._allocations
-        if device := accelerator():
-            from torch.accelerator import max_memory_allocated, memory_allocated
-
-            used = {"peak_bytes": max_memory_allocated(), "current_bytes": memory_allocated()}
-            phase["accelerator"] = {"device": device, **used}
-        if phase:
-            self.phases.append(phase)
-        self.begin()
-
-    def record(self) -> dict[str, Any]:
-        """What memory.json holds; nothing: nothing was counted. What was allocated before the entry began only the caps have seen."""
-        self.end_phase()
-        found: dict[str, Any] = {"phases": self.phases} if self.phases else {}
-        if self.is_on:
-            found["caps"] = memory.statistics()["caps"]
-            found["peak_bytes"] = max(row["peak_bytes"] for row in (*self.phases, *found["caps"]))
-        if of_accelerator := [phase["accelerator"] for phase in self.phases if "accelerator" in phase]:
-            found["accelerator_peak_bytes"] = max(row["peak_bytes"] for row in of_accelerator)
-        return found
+        found["peak_accelerator_bytes"] = max_memory_allocated()
+    return found
 
 
 def resumed(folder: Path, given: Mapping[str, Any]) -> Record:

@@ -26,7 +26,7 @@ from msctx.options.layer_sources import collected
 from msctx.plan import Plan
 from msctx.run import launch
 from msctx.run.experiment_and_entry import Experiment, in_a_line, resolve, users_traceback
-from msctx.run.record import MemoryOfRun, Record, plain
+from msctx.run.record import Record, peaks, plain, reset_peaks
 from msctx.state_and_environment import diff, environment, state
 
 
@@ -67,7 +67,6 @@ class Run:
     def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
         self.record, self.plan, self._progress = record, plan, progress
         self.rows = 0
-        self.memory = MemoryOfRun()
 
     @property
     def dir(self) -> Path:
@@ -82,7 +81,6 @@ class Run:
     def log(self, **metrics: Any) -> None:
         """Append one line to metrics.jsonl; usually once per epoch."""
         self.rows += 1
-        self.memory.end_phase()
         self.record.metrics(metrics)
         if self._progress is not None:
             self._progress.log(metrics)
@@ -137,13 +135,12 @@ def run_experiment(
             counted = Context(origin="run")
             counter_lifetimes.begin(counted)
             with watched() as scaled:
-                run.memory.begin()
+                reset_peaks()
                 result, error = _call(entry, run, recording)
-                result |= scaled()
-                held = run.memory.record()
+                result |= scaled() | peaks()
             counter_lifetimes.end(counted)
             with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
-                _write_computed(run, result, held, counted.precisions(), counted.choices())
+                _write_computed(run, result, counted.precisions(), counted.choices())
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
@@ -160,15 +157,11 @@ def run_experiment(
     return result
 
 
-def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], computed: Any, made: Any) -> None:
-    """Write what the entry used: memory, precisions, algorithms."""
+def _write_computed(run: Run, result: dict[str, Any], computed: Any, made: Any) -> None:
+    """Write what the entry used: precisions, algorithms."""
     record = run.record
     if not run.rows and result["status"] == "completed":
         record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
-    if held:
-        record.json("memory.json", held)
-        peaks = {"peak_memory_bytes": "peak_bytes", "peak_accelerator_bytes": "accelerator_peak_bytes"}
-        result |= {name: held[peak] for name, peak in peaks.items() if peak in held}
     if computed:
         record.json("precisions.json", computed.as_dicts())
     if made:

@@ -41,7 +41,7 @@ Engine = Callable[[str, Sequence[Point], Path], Results]
 
 
 def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
-    """``key=a,b,c`` as a key with its values; keys are what ``msctx run`` takes: options, ``args.NAME``, ``experiment.seed``.
+    """``key=a,b,c`` as a key with its values; keys are what ``msctx run`` takes: options, ``args.NAME``.
 
     Raises:
         OptionError: with every problem at once.

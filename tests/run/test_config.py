@@ -28,10 +28,10 @@ def test_sections(write):
             """\
             context:
               deterministic: ON
+              seed: 3
               gpu_config: {conv_allow_tf32: off}
             experiment:
               entry: my.module:train
-              seed: 3
               args: {lr: 1e-3, sizes: [1, 2]}
             record: {dir: out}
             """
@@ -43,8 +43,8 @@ def test_sections(write):
 
 
 def test_overrides_beat_the_file_and_say_where_they_are_from(write):
-    file = write("context: {deterministic: ON, preset: debug}\nexperiment: {entry: a:b, args: {a: {b: 1, c: 2}}, seed: 1}\n")
-    experiment = read(file, ["deterministic=OFF", "args.a.b=5", "args.name=1,2", "experiment.seed=9", "record.dir=elsewhere"])
+    file = write("context: {deterministic: ON, preset: debug, seed: 1}\nexperiment: {entry: a:b, args: {a: {b: 1, c: 2}}}\n")
+    experiment = read(file, ["deterministic=OFF", "args.a.b=5", "args.name=1,2", "seed=9", "record.dir=elsewhere"])
     settings = experiment.settings
     assert settings.get("deterministic").value == "OFF"
     assert settings.get("deterministic").origin == "command line"
@@ -59,12 +59,6 @@ def test_levels_are_kept_apart(write):
     assert list(experiment.levels) == ["yaml", "command line", "preset"]
     assert len(experiment.settings.layers) == 1
     assert values(experiment) == {"deterministic": "ON", "seed": 5, "thread_invariant": True, "runtime_num_threads": 2}
-
-
-def test_seed_twice_must_agree(write):
-    with pytest.raises(OptionError, match=r":2:26  experiment.seed: 2 contradicts context.seed=1"):
-        read(write("context: {seed: 1}\nexperiment: {seed: 2}\n".replace("{seed: 2}", "      {seed: 2}")))
-    assert values(read(write("context: {seed: 2}\nexperiment: {seed: 2}\n"))) == {"seed": 2}
 
 
 def test_an_entry_is_needed_to_run(write):

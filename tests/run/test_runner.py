@@ -49,11 +49,11 @@ def test_deterministic_runs_leave_the_same_bits(tmp_path):
         return json.loads(done.stdout)["weights_sha256"]
 
     assert weights("a") == weights("b")
-    assert weights("c", "experiment.seed=1") != weights("d")
+    assert weights("c", "seed=1") != weights("d")
 
 
 def test_the_recorded_configuration_repeats_the_run(tmp_path):
-    first = run_experiment(read(DIGITS, ["args.epochs=1", "experiment.seed=7"]), str(tmp_path / "a"))
+    first = run_experiment(read(DIGITS, ["args.epochs=1", "seed=7"]), str(tmp_path / "a"))
     again = run_experiment(read(str(tmp_path / "a" / "config.yaml")), str(tmp_path / "b"))
     assert first["weights_sha256"] == again["weights_sha256"]
     assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["context"]["seed"] == 7
