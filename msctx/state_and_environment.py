@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import takewhile
@@ -52,7 +51,6 @@ def environment() -> dict[str, Any]:
         "ascend": devices.ascend(),
         "devices": {name: getattr(torch, {"ascend": "npu"}.get(name, name)).device_count() for name in devices.here()},
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
-        "argv": command_line(sys.argv),
     }
 
 
@@ -78,7 +76,6 @@ def read_record(path: str | Path) -> dict[str, Any]:
                 found.update(_flatten(_read_json(path / f"{part}.json"), "" if part == "state" else f"{part}."))
         if not found:
             raise FileError([Diagnostic("", "is a folder without state.json: not the record of a run", where=str(path))])
-        found.pop("environment.argv", None)
         return found
     return _flatten(_read_json(path), "")
 
@@ -134,10 +131,6 @@ def _is_known(name: str, text: str) -> bool:
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """A command line without what may be secret: arguments of an entry (``args.x=``, ``-- …``), all values of other programs."""
-    program, *rest = words or [""]
-    path = Path(program)
-    if path.name in ("msctx", "msctx.exe") or path == Path(__file__).parent / "__main__.py":
-        own = [*takewhile("--".__ne__, rest)]
-        return [program, *(_ARGUMENT.sub(r"\1…", word) for word in own), *["--", "…"] * (len(own) < len(rest))]
-    return [program, *(re.sub(r"=.*", "=…", word, flags=re.DOTALL) if word.startswith("-") else "…" for word in rest)]
+    """A command line of msctx without what may be secret: arguments of an entry (``args.x=``, ``-- …``)."""
+    own = [*takewhile("--".__ne__, words)]
+    return [*(_ARGUMENT.sub(r"\1…", word) for word in own), *["--", "…"] * (len(own) < len(words))]

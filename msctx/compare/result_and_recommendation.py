@@ -183,7 +183,7 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
         context=here | {s.spelling: s.value for s in given if s.device and s.device != main},
         points=list(comparison.points),
         rows=rows,
-        environment={key: value for key, value in environment.items() if key != "argv"},
+        environment=dict(environment),
     )
     result.totals, result.best = totals(result), best(result)
     if result.best.options:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed as dist
 from torch.autograd import Function, gradcheck
-from torch.autograd.function import BackwardCFunction, _is_setup_context_defined
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.gradcheck import GradcheckError
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
@@ -86,17 +86,13 @@ def _check(node: Any, given: tuple[Any, ...]) -> None:
     if len(given) != len(needed):
         if node._forward_cls.__module__ == _OPERATORS:
             return  # torch adds inputs, and reports it
-        source, inputs = Source(node._forward_cls), len(needed)
-        source.wrong(
-            GradientError,
-            f"returned {len(given)} gradient{'s' * (len(given) != 1)} for {inputs} input{'s' * (inputs != 1)}",
-            f"return one for each input ({', '.join(map(source.argument, range(inputs)))}), None where there is none",
-        )
+        text = f"returned {len(given)} gradient{'s' * (len(given) != 1)} for {len(needed)} input{'s' * (len(needed) != 1)}"
+        Source(node._forward_cls).wrong(GradientError, text, "return one for each input, None where there is none")
     edges = (edge for edge in node.next_functions if edge[0] is not None)
     for index, (value, is_needed) in enumerate(zip(given, needed, strict=True)):
         if is_needed and (problem := _problem(value, *next(edges))):
-            source, (kind, text, advice) = Source(node._forward_cls), problem
-            source.wrong(kind, f"returned a {text.format(source.argument(index))}", advice)
+            kind, text, advice = problem
+            Source(node._forward_cls).wrong(kind, f"returned a {text.format(f'input {index}')}", advice)
 
 
 def _problem(value: Any, function: Any, place: int) -> tuple[type[Exception], str, str] | None:
@@ -129,14 +125,11 @@ class Source:
         if function.__module__ == _TRANSFORMS:
             function = _enclosed(function.backward, "autograd_function") or function
         backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
-        self.name, self._names = f"{function.__qualname__}.{backward.__name__}", _parameters(function)
+        self.name = f"{function.__qualname__}.{backward.__name__}"
         if function.__module__ == _OPERATORS:
             backward = _enclosed(_enclosed(backward, "orig_backward") or backward, "info")._backward_fn or backward
         code = getattr(inspect.unwrap(backward), "__code__", None)
         self.place = f"{code.co_filename}:{code.co_firstlineno}" if code else "no source"
-
-    def argument(self, index: int) -> str:
-        return self._names[index] if index < len(self._names) else f"input {index}"
 
     def wrong(self, kind: type[Exception], text: str, advice: str, option: str = "check_bprop") -> NoReturn:
         raise kind(f"{self.name} ({self.place}) {text}; {advice} ({option}=True of the msctx context reports this)")
@@ -144,13 +137,6 @@ class Source:
 
 def _enclosed(function: Any, name: str) -> Any:
     return inspect.getclosurevars(function).nonlocals.get(name)
-
-
-def _parameters(function: Any) -> list[str]:
-    """The names of the inputs; of ``*args`` there are none."""
-    parameters = [*inspect.signature(function.forward).parameters.values()]
-    own = parameters if _is_setup_context_defined(function.setup_context) else parameters[1:]
-    return [p.name for p in own if p.kind is not p.VAR_POSITIONAL]
 
 
 # --- check_bprop_values: the backward of a Function against differences of its forward --------------------------------
@@ -190,7 +176,7 @@ def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ..
             gradcheck(along, steps, check_undefined_grad=False)
     except GradcheckError as error:
         text = f"returned a gradient that is not that of its forward: {' '.join(str(error).split())}"
-        text += f" (inputs are those that need a gradient: {', '.join(map(source.argument, moves))})"
+        text += f" (of the arguments {', '.join(map(str, moves))}, which need a gradient)"
         source.wrong(GradientError, text, "compare it with the formula", "check_bprop_values")
     except Exception as error:
         text = f"check_bprop_values leaves out {source.name} ({source.place}): it does not run in float64 ({named(error)})"
