@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from msctx import notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
-from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
 from msctx.switches.base import EXACT, RESTORED, TWICE, UNDOABLE, LateError
 from msctx.themes.base import AS_FOUND
@@ -64,7 +63,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     *wants*: switch → the value to write, in order; or :data:`AS_FOUND` for what only an outer scope or the base has set. *fresh*:
     switches that were just set: a seed of the base is set again only then.
     """
-    with LOCK, replacing() if HOOKS else nullcontext():
+    with LOCK:
         told, hold.late, hold.who = {*hold.late.items()}, {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore in EXACT or want is not AS_FOUND]
         wanted.sort(key=lambda switch: switch.restore in UNDOABLE)  # another switch may make it too late for these
@@ -162,7 +161,7 @@ def _go_back(switch: Switch, who: threading.Thread) -> None:
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     """Restore what *hold* found, in reverse order; nothing that is raised keeps the rest from being restored."""
-    with notices.put_off(), LOCK, replacing() if HOOKS else nullcontext():
+    with notices.put_off(), LOCK:
         records = [*reversed(hold.records.values())]
         foreign = [text for record in records if (text := _foreign(record))] if not quiet else []
         _each(put_back, ((record.switch, record.found, hold) for record in records))

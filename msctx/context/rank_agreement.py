@@ -6,12 +6,11 @@ This is a collective of the program's process group, so all ranks enter their fi
 from __future__ import annotations
 
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from msctx._version import __version__
-from msctx.errors import StrictError, user_frame
+from msctx.errors import StrictError
 from msctx.native import ranks_and_process_group
 from msctx.native.ranks_and_process_group import in_words
 from msctx.notices import warn
@@ -30,8 +29,6 @@ NUMERICS = (
     *("env.CUBLAS", "env.HCCL", "env.NCCL_ALGO", "env.TE_PARALLEL_COMPILER"),
 )
 """Prefixes of the switches that decide results, or which collectives run. Seeds and memory may differ between ranks."""
-SECONDS = 30.0
-"""A rank that waits longer for the others reports it."""
 _compared: set[int] = set()
 """The process groups in which this process has entered a block."""
 
@@ -46,25 +43,12 @@ def check(plan: Plan) -> None:
     if not group or group in _compared:
         return
     _compared.add(group)
-    where = user_frame()[0]
-    timer = threading.Timer(SECONDS, lambda: print(WAITS.format(where), file=sys.stderr))
-    timer.daemon = True
-    timer.start()
-    try:
-        found: list[Values] = ranks_and_process_group.gathered(_values(plan))
-    finally:
-        timer.cancel()
+    found: list[Values] = ranks_and_process_group.gathered(_values(plan))
     if lines := [*_differences(found)]:
         text = "\n".join(["ranks differ in options that decide results:", *lines])
         if plan.strict or plan.without_fallback:
             raise StrictError(f"{text}\nNothing was changed: give all ranks the same options.")
         warn(text)
-
-
-WAITS = (
-    "msctx: the first context in the process group, at {}, waits for the other ranks. All ranks enter their first context together: "
-    "put `with msctx.context(): pass` after init_process_group if only some ranks need one"
-)
 
 
 def _values(plan: Plan) -> Values:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -55,7 +54,7 @@ class Session(Context):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._places = _Places()
+        self._changed, self._inside = threading.Condition(), list[int]()  # of threads in run()
         self._is_full = False  # the phase in low precision is over
 
     def __call__(self, function: F) -> F:
@@ -105,7 +104,7 @@ class Session(Context):
         MET["run"] += 1
         iterations = of_session("session.iterations_per_loop") or 1
         with Turn() as turn:
-            turn.enter_context(self._places.taken(of_session("session.graph_max_parallel_model_num")))
+            turn.enter_context(self._place(of_session("session.graph_max_parallel_model_num")))
             _begin_mode(of_session("session.graph_run_mode"), scope, turn)
             for _ in range(iterations):
                 with Turn() as phase:
@@ -117,6 +116,20 @@ class Session(Context):
                     device.synchronize()
         return result
 
+    @contextmanager
+    def _place(self, most: int | None) -> Iterator[None]:
+        """In this block the thread is one of at most so many, for which it waits unless it is inside already."""
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: most is None or me in self._inside or len({*self._inside}) < most)
+            self._inside.append(me)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside.remove(me)
+                self._changed.notify_all()
+
     def _low_precision(self) -> dict[str, Any]:
         """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
         if (requested := of_session(LOW_PRECISION)) and not self._is_full:
@@ -126,28 +139,6 @@ class Session(Context):
         if not requested or self._is_full:
             return {}
         return {POLICY[device]: text for device, text in requested["policies"].items() if device in here()}
-
-
-class _Places:
-    """How many threads are inside; a thread that is inside already needs no other place."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside: Counter[int] = Counter()
-
-    @contextmanager
-    def taken(self, most: int | None) -> Iterator[None]:
-        """In this block the thread has a place: it waits for one."""
-        me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: most is None or me in self._inside or len(self._inside) < most)
-            self._inside[me] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= Counter((me,))
-                self._changed.notify_all()
 
 
 def _models(scope: Scope) -> list[nn.Module]:

@@ -9,7 +9,7 @@ accumulated gradients, for optimizers that are compiled. It may follow ``optimiz
 A step that a GradScaler skips does not end: no parameter has changed, and its work belongs to the step that goes on.
 
 The count belongs to the process, since backward passes run in threads of their own. It begins at 0 with the first observer; one that
-takes the place of another goes on with its count, as does one that was off in an inner scope.
+was off in an inner scope goes on with its count.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class _Count:
 _lock = threading.Lock()
 _count = _Count()
 _listeners: list[Listener] = []
-HOOKS: list[Any] = []
+_hooks: list[Any] = []
 """Of torch's optimizers, while anything counts."""
-_replacing = 0
-"""How many changes are under way in which one observer may take the place of another."""
 
 
 def current() -> int:
@@ -80,37 +78,18 @@ def counting(ended: Listener = lambda step: None, going_on: object = None) -> It
     global _count
 
     with _lock:
-        if not HOOKS:
+        if not _hooks:
             _count = going_on if isinstance(going_on, _Count) else _Count()
-            HOOKS.append(register_optimizer_step_post_hook(_after_step))
+            _hooks.append(register_optimizer_step_post_hook(_after_step))
         _listeners.append(ended)
     try:
         yield
     finally:
         with _lock:
             _listeners.remove(ended)
-            _end_if_idle()
-
-
-@contextmanager
-def replacing() -> Iterator[None]:
-    """Inside, the count goes on while for a moment nobody counts."""
-    global _replacing
-    with _lock:
-        _replacing += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _replacing -= 1
-            _end_if_idle()
-
-
-def _end_if_idle() -> None:
-    global _count
-    if HOOKS and not _listeners and not _replacing:
-        HOOKS.pop().remove()
-        _count = _Count()
+            if not _listeners:
+                _hooks.pop().remove()
+                _count = _Count()
 
 
 def _end() -> None:
