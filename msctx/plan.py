@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +23,8 @@ FAILING = ("refused", "inert")
 UNTRIED = "Ascend: never run on a chip"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(Outcome):
     """One option on one device: what was requested, by whom, and what comes of it.
 
     ``status`` is one of ``honoured``, ``approximated`` (``reason``: what differs), ``inert`` (deprecated, or without a
@@ -35,18 +35,8 @@ class Row:
     device: str
     value: Any
     origin: str
-    status: str
-    assignments: Mapping[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    spelling: str = ""
-    winner: str = ""
-    """The spelling of the setting that took its place."""
-    shadowed: bool = False
-    """That is as whoever set it, or the winner, meant it: no warning."""
-    is_error: bool = False
-    """It is refused, and a plan with it cannot be entered."""
-    idle: bool = False
-    """Some entries of its file do nothing, as the reason says."""
+    spelling: str
+    winner: str = ""  # the spelling of the setting that took its place
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -84,13 +74,10 @@ class Plan(Table):
     EMPTY = "no options are set"
 
     rows: tuple[Row, ...]
-    target: str | None
-    """``device_target`` in MindSpore's words, or ``None`` if it is not set."""
+    target: str | None  # ``device_target`` in MindSpore's words, or ``None`` if it is not set
     device_id: int | None
-    main_device: str
-    """The device that counts most: the target's, else the accelerator that is present, else the CPU."""
-    missing: bool
-    """Whether the target is not on this machine: such a plan is a preview, and cannot be entered."""
+    main_device: str  # the device that counts most: the target's, else the accelerator that is present, else the CPU
+    missing: bool  # whether the target is not on this machine: such a plan is a preview, and cannot be entered
     strict: bool
 
     @cached_property
@@ -173,9 +160,14 @@ class Plan(Table):
         Args:
             otherwise: the status of an option of which nothing is left.
         """
-        if not late:
-            return self
-        return replace(self, rows=tuple(_without(row, late, otherwise) for row in self.rows))
+
+        def left_of(row: Row) -> Row:
+            if not (reasons := dict.fromkeys(late[switch] for switch in row.assignments if switch in late)):
+                return row
+            left = {switch: value for switch, value in row.assignments.items() if switch not in late}
+            return replace(row, assignments=left, status="approximated" if left else otherwise, reason="; ".join(reasons))
+
+        return replace(self, rows=tuple(map(left_of, self.rows))) if late else self
 
     def _table(self) -> tuple[list[str], Iterator[list[str]]]:
         def cells(row: Row) -> list[str]:
@@ -208,20 +200,10 @@ class Plan(Table):
         }
 
 
-def _without(row: Row, late: Mapping[str, str], otherwise: str) -> Row:
-    reasons = [late[switch] for switch in row.assignments if switch in late]
-    if not reasons:
-        return row
-    left = {switch: value for switch, value in row.assignments.items() if switch not in late}
-    return replace(
-        row, assignments=left, status="approximated" if left else otherwise, reason="; ".join(dict.fromkeys(reasons))
-    )
-
-
 def make(settings: Settings, facts: Facts) -> Plan:
     """Translate options for every device of *facts* (and the target, though it be absent)."""
-    target = _target(settings)
-    strict = settings.get("strict")
+    offline, named, strict = (settings.get(name) for name in ("use_off_line", "device_target", "strict"))
+    target = "CPU" if offline is not None and offline.value is False else named.value if named else None
     wanted = TARGETS[target] if target else None
     devices = [d for d in DEVICES if d in facts.devices or d == wanted]
     main = wanted or devices[-1]
@@ -269,14 +251,6 @@ def device_named(word: str) -> str:
     if (device := TARGETS.get(words.get(str(word).lower(), ""))) is None:
         raise OptionError([Diagnostic("device", f"{word!r} is not a device", allowed=", ".join(DEVICES))])
     return device
-
-
-def _target(settings: Settings) -> str | None:
-    """The target that counts, in MindSpore's words."""
-    offline, target = settings.get("use_off_line"), settings.get("device_target")
-    if offline is not None and offline.value is False:
-        return "CPU"
-    return target.value if target else None
 
 
 def _rows(on: On) -> Iterable[Row]:

@@ -42,7 +42,7 @@ def catalogue(device: str, plan: Plan | None = None) -> list[dict[str, Any]]:
     An option that nobody set shows the default of its vocabulary, what setting it *by this path* to the value ``typical`` would come
     to, and under ``otherwise`` what else it can come to: status → how.
     """
-    plan = plan or make(Settings(), Facts.only(device))
+    plan = plan or make(Settings(), Facts((device,)))
     rows: dict[str, dict[str, Any]] = {}
     for option in OPTIONS.values():
         for path in option.paths:
@@ -92,7 +92,7 @@ def _unset(option: Option, path: str, device: str) -> tuple[Row | Outcome, froze
 
 def _by_path(option: Option, path: str, value: Any, device: str) -> list[Row]:
     try:
-        plan = make(Settings([make_layer({path: value}, "reference")]), Facts.only(device))
+        plan = make(Settings([make_layer({path: value}, "reference")]), Facts((device,)))
     except OptionError:  # it is no value of this option
         return []
     return _seen_from(device, [row for row in plan.rows if row.spelling == path and row.option == option.name])
@@ -188,7 +188,7 @@ def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
             layer = make_layer({**more, option.name: value}, "reference")
         except OptionError:
             return None
-        outcome = translate(On(device, Settings([layer]), Facts.only(device))).get(option.name)
+        outcome = translate(On(device, Settings([layer]), Facts((device,)))).get(option.name)
         if found is None or (outcome is not None and outcome.status in DONE and found.status not in DONE):
             found = outcome
     return found
@@ -222,7 +222,10 @@ def describe(option: Option) -> dict[str, Any]:
         "defaults": {group: None if v is UNSET else v for group, v in option.defaults.items()},
         "defaults_in_words": {group: "unset" if v is UNSET else _written(v) for group, v in option.defaults.items()},
         "devices": list(option.devices),
-        "status": {device: _status(option, device) for device in DEVICES},
+        "status": {
+            device: {"status": outcome.status, "switches": sorted(outcome.assignments), "reason": outcome.reason}
+            for device, outcome in ((device, on_device(option, device)) for device in DEVICES)
+        },
         "interactions": [str(rule) for rule in about(option.name, Rule)],
         "keys": members(option.name),
         "replaced_by": option.replaced_by or None,
@@ -242,11 +245,6 @@ def _default(option: Option) -> str:
         return "" if option.default is UNSET else _written(option.default)
     whose = "MindSpore" if option.source.startswith("mindspore") else "CANN"
     return f"{whose}'s is {_written(option.default)}; unset here: PyTorch is left alone"
-
-
-def _status(option: Option, device: str) -> dict[str, Any]:
-    outcome = on_device(option, device)
-    return {"status": outcome.status, "switches": sorted(outcome.assignments), "reason": outcome.reason}
 
 
 def members(group: str) -> list[str]:

@@ -40,7 +40,7 @@ def dotted(path: Path) -> str:
 def test_every_option_is_translated() -> None:
     for name, option in OPTIONS.items():
         plans = product([Settings([make_layer({name: value}, "here")]) for value in values(option)], option.devices)
-        assert any(translate(On(device, one, Facts.only(device))).get(name) for one, device in plans), name
+        assert any(translate(On(device, one, Facts((device,)))).get(name) for one, device in plans), name
 
 
 def test_every_file_of_themes_is_one() -> None:

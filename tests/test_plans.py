@@ -43,7 +43,7 @@ def every_value(device: str) -> Iterator[str]:
     for name, option in OPTIONS.items():
         for value in {repr(value): value for value in values(option) if value is not None}.values():
             if not (option.replaced_by or (option.is_output and not value)):
-                yield written([{name: value}], Facts.only(device))
+                yield written([{name: value}], Facts((device,)))
 
 
 def in_place(plans: Iterator[str], golden: str) -> list[str]:

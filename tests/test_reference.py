@@ -28,7 +28,7 @@ def test_sizes_are_in_words() -> None:
 
 def test_what_is_set_shows_in_its_rows() -> None:
     options = {"deterministic": "ON", "gpu_config": {"conv_allow_tf32": False}, "graph_kernel_flags": "--opt_level=1"}
-    rows = {row["path"]: row for row in catalogue("cuda", make(Settings([make_layer(options, "mine")]), Facts.only("cuda")))}
+    rows = {row["path"]: row for row in catalogue("cuda", make(Settings([make_layer(options, "mine")]), Facts(("cuda",))))}
     assert (rows["deterministic"]["value"], rows["deterministic"]["origin"]) == ("ON", "mine")
     assert rows["deterministic"]["assignments"]["torch.cudnn.deterministic"] is True
     assert rows["session.deterministic"]["value"] == "ON"
@@ -64,7 +64,7 @@ def test_an_option_that_nobody_set_shows_what_setting_it_by_this_path_comes_to(d
     rows = [row for row in catalogue(device) if row["path"] not in DICTIONARIES]
     wrong = {}
     for row in rows:
-        plan = make(Settings([make_layer({row["path"]: typical(OPTIONS[row["option"]])}, "x")]), Facts.only(device))
+        plan = make(Settings([make_layer({row["path"]: typical(OPTIONS[row["option"]])}, "x")]), Facts((device,)))
         found = [planned for planned in plan.rows if planned.spelling == row["path"]]
         here = [planned for planned in found if planned.device in (device, device_of(row["path"]))]
         expected = (here[0].status, here[0].reason) if here else ("inert", f"it has no meaning on {device}")

@@ -95,7 +95,7 @@ def explain(
         return plan.without(seen.late)
     if devices.has(named := planning.device_named(device)):
         return plan_of(settings, replace(devices.facts(settings), devices=(named,)))
-    return plan_of(settings, Facts.only(named))
+    return plan_of(settings, Facts((named,)))
 
 
 def refuse(plan: Plan) -> None:

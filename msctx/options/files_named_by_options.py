@@ -142,14 +142,10 @@ def _dump_path(text: str) -> str:
 
 def _is_amount(text: str) -> bool:
     """As CANN's profiler has an amount of disk."""
-    number = re.fullmatch("([1-9][0-9]{0,17})MB", text)
-    return number is not None and 200 <= int(number[1]) <= 2**32 - 1
+    return re.fullmatch("[1-9][0-9]{2,9}MB", text) is not None and 200 <= int(text[:-2]) < 2**32
 
 
-def _stays_inside(folder: str) -> bool:
-    return folder not in (".", "..") and not {"/", "\\"} & {*folder}
-
-
+_IS_INSIDE = re.compile(r"(?!\.\.?$)[^/\\]+")
 _SWITCH = Choice(("on", "off"), [(True, "on"), (False, "off")])
 AnyName = TextKind("the name of an operator, or nothing for the first or the last", empty=True)
 Way = _one_of(
@@ -249,7 +245,7 @@ _COMMON = {
     "op_debug_mode": Choice((0, 3, 4)),
     **dict.fromkeys(("dump_mode", "input_output"), Choice((0, 1, 2))),
     "path": TextKind(_DUMPED_INTO, empty=True, check=_dump_path),
-    "net_name": TextKind("the name of a folder, without / and \\, and neither . nor ..", check=where(_stays_inside)),
+    "net_name": TextKind("the name of a folder, without / and \\, and neither . nor ..", check=where(_IS_INSIDE.fullmatch)),
     "iteration": DumpIteration,
     "saved_data": _one_of("tensor statistic full"),
     "file_format": _one_of("npy bin"),

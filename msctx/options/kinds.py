@@ -188,7 +188,8 @@ class Choice(Kind):
         super().__init__(", ".join(map(self._spelled, self.choices)), self._choice, self._form())
 
     def _spelled(self, choice: Any) -> str:
-        texts = dict.fromkeys(_word(value) for value in (choice, *(other for other, leads in self.aliases if leads is choice)))
+        meant = (choice, *(other for other, leads in self.aliases if leads is choice))
+        texts = dict.fromkeys(str(value).lower() if isinstance(value, bool) else str(value) for value in meant)
         first, *also = texts
         return f"{first} (also {', '.join(also)})" if also else first
 
@@ -212,10 +213,6 @@ class Choice(Kind):
         meant = {choice: self.meanings.get(choice, "") for choice in self.choices}
         same = [f"the same as {choice}" + f": {meant[choice]}" * bool(meant[choice]) for _, choice in self.aliases]
         return {"enum": [*meant, *(other for other, _ in self.aliases)], "enumDescriptions": [*meant.values(), *same]}
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Size(int):
@@ -300,7 +297,7 @@ class TextKind(Kind):
         return self._check(str(value))
 
 
-def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def where(holds: Callable[[Any], object]) -> Callable[[Any], Any]:
     """A function for :class:`Kind` that takes the values for which something holds, as they are."""
 
     def read(value: Any) -> Any:

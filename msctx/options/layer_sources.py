@@ -46,15 +46,12 @@ def read_carried(environment: Mapping[str, str]) -> dict[str, Any]:
     """
     if not (text := environment.get(PLAN)):
         return {}
-    try:
+    with suppress(ValueError, TypeError, KeyError):
         found = dict(json.loads(text))
-        version = found["version"]
-    except (ValueError, TypeError, KeyError):
-        raise _wrong("is not what `msctx exec` writes") from None
-    if version != __version__:
-        package = Path(__file__).resolve().parents[1]
-        raise _wrong(f"is of msctx {version}; this process has msctx {__version__}, in {package}: install the same for both")
-    return found
+        if found["version"] == __version__:
+            return found
+    what, advice = f"is not what `msctx exec` of msctx {__version__} writes", f"unset {PLAN}, or restart the program"
+    raise OptionError([Diagnostic(PLAN, what, "environment", suggestion=advice)])
 
 
 def carried_layer(environment: Mapping[str, str]) -> Layer:
@@ -64,10 +61,6 @@ def carried_layer(environment: Mapping[str, str]) -> Layer:
         option = registry.OPTIONS[row["option"]]
         settings[row["spelling"]] = Setting(**{**row, "option": option, "value": check(option.kind, row["value"])[0]})
     return Layer(settings)
-
-
-def _wrong(text: str) -> OptionError:
-    return OptionError([Diagnostic(PLAN, text, "environment", suggestion=f"unset {PLAN}, or restart the program")])
 
 
 def note_process(environment: Mapping[str, str], text: str) -> bool:

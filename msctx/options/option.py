@@ -122,10 +122,8 @@ class Setting:
     spelling: str
     value: Any
     origin: str
-    content: Any = None
-    """The content of the file that the value names, as plain data."""
-    via: str = ""
-    """The spelling of the setting whose file or text held this one."""
+    content: Any = None  # the content of the file that the value names, as plain data
+    via: str = ""  # the spelling of the setting whose file or text held this one
 
     @property
     def device(self) -> str | None:

@@ -118,7 +118,9 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
         comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
     """
     document = Document(text, file)
-    text = _STRING_OR_COMMENT.sub(_without_comment, document.text) if comments else document.text
+    text = document.text
+    if comments:  # as blanks, so that all else keeps its line and column
+        text = _STRING_OR_COMMENT.sub(lambda m: m[0] if m[0][0] == '"' else re.sub(r"[^\n]", " ", m[0]), text)
     try:
         document.data = json.loads(text)
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
@@ -132,11 +134,6 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
         document.data = {}
         document.report((), (0, 1), f"this is not JSON: {error}")
     return document.in_order()
-
-
-def _without_comment(match: re.Match[str]) -> str:
-    """A comment as blanks, so that all else keeps its line and column; a string as it is."""
-    return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
 
 
 _PAIR = re.compile(r"([^=]*[^=\s])\s*=\s*(.*)")

@@ -14,35 +14,18 @@ from msctx.options import Settings, rules
 class Facts:
     """What a plan may depend on; :mod:`msctx.devices` finds it out, tests make it up."""
 
-    devices: tuple[str, ...] = ("cpu",)
-    """The devices that are here."""
-    cann: tuple[int, int] | None = None
-    """The version of CANN's runtime, where it is known."""
-    native: str = ""
-    """Why there can be no native core; ``""``: it is there, or can be built."""
-    cudnn: str = ""
-    """Why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known."""
-    mkl: str = ""
-    """Why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known."""
-    inductor: str = ""
-    """Why inductor has no setting for bits that do not depend on the batch; ``""``: it has one, as far as is known."""
-    cublas: str = ""
-    """The environment variable that makes cuBLAS emulate float32, with its value; ``""``: it is not set."""
-    matrix_unit: str = ""
-    """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
-    npu: str = ""
-    """Why products on an NPU cannot be named in this process; ``""``: they can."""
-    half_products: bool | None = None
-    """Whether the matrix unit of the NPU has float16 alone; ``None``: not known."""
-    rank: int | None = None
-    """The number of this process among those of its run; ``None``: it is alone, or not known."""
-    free_memory: int = 0
-    """Bytes of host memory that this process can still have; 0: not known."""
-
-    @classmethod
-    def only(cls, device: str) -> Facts:
-        """A machine of which nothing is known but one device: for plans of machines that are not here."""
-        return cls(devices=(device,))
+    devices: tuple[str, ...] = ("cpu",)  # the devices that are here; of one alone nothing else need be known for a plan
+    cann: tuple[int, int] | None = None  # the version of CANN's runtime, where it is known
+    native: str = ""  # why there can be no native core; ``""``: it is there, or can be built
+    cudnn: str = ""  # why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known
+    mkl: str = ""  # why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known
+    inductor: str = ""  # why inductor has no setting for bits that are the same in any batch; ``""``: it has, as far as known
+    cublas: str = ""  # the environment variable that makes cuBLAS emulate float32, with its value; ``""``: it is not set
+    matrix_unit: str = ""  # why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known
+    npu: str = ""  # why products on an NPU cannot be named in this process; ``""``: they can
+    half_products: bool | None = None  # whether the matrix unit of the NPU has float16 alone; ``None``: not known
+    rank: int | None = None  # the number of this process among those of its run; ``None``: it is alone, or not known
+    free_memory: int = 0  # bytes of host memory that this process can still have; 0: not known
 
 
 class On:
@@ -119,12 +102,9 @@ class Outcome:
     status: str
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
-    shadowed: bool = False
-    """Nothing is to be done: it is inert as whoever set it meant it, without a warning, or honoured since it holds already."""
-    idle: bool = False
-    """Some entries of its file do nothing: a warning, and an error under strict."""
-    is_error: bool = False
-    """A plan with it cannot be entered."""
+    shadowed: bool = False  # no warning: it is as whoever set it meant it, or it holds already
+    idle: bool = False  # some entries of its file do nothing: a warning, and an error under strict
+    is_error: bool = False  # a plan with it cannot be entered
 
 
 def reason(cause: str, fix: str = "") -> str:
@@ -177,12 +157,7 @@ def _ruled_out(status: str, reason: str) -> Outcome:
     return Outcome(named, {}, reason, shadowed=status == "off", is_error=status == "error")
 
 
-class _AsFound:
-    def __repr__(self) -> str:
-        return "as found"
-
-
-AS_FOUND = _AsFound()
+AS_FOUND: Any = type("AsFound", (), {"__repr__": lambda self: "as found"})()
 """What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
 
 

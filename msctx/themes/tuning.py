@@ -84,7 +84,10 @@ def translate(on: On, setting: Setting) -> Outcome | None:
     if what == shared.BUCKETS:
         return refused("bucket sizes are not tuned", "set bucket_cap_mb of DistributedDataParallel")
     if on.device == "ascend":
-        return _by_cann(on, what)
+        if what == shared.SUB_GRAPHS:
+            return refused("torchair has CANN tune only single operators", "set 2")
+        tuner = {"torch.npu.graph_tuner": shared.tuner(on)} | shared.apart(on)
+        return approximated(tuner, f"only graphs of static shape are tuned; {shared.GRAPHS}")
     if what == shared.SUB_GRAPHS and on.device == "cpu":
         return refused(ELSEWHERE)
     found = {"graph.compilation": compilation(on)}
@@ -98,15 +101,6 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         entries = {(part, one): f"nothing is tuned for {one}" * (one in idle) for part in parts for one in parts[part]}
         return by_entry(entries, honoured(found))
     return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == shared.OPERATORS else "")
-
-
-def _by_cann(on: On, what: str) -> Outcome:
-    if what == shared.SUB_GRAPHS:
-        return refused("torchair has CANN tune only single operators", "set 2")
-    return approximated(
-        {"torch.npu.graph_tuner": shared.tuner(on)} | shared.apart(on),
-        f"only graphs of static shape are tuned; {shared.GRAPHS}",
-    )
 
 
 def _offline(on: On) -> Outcome:

@@ -189,7 +189,7 @@ def test_it_lies_under_the_variables_of_the_child() -> None:
         ("", None),
         ("deterministic=ON", "is not what `msctx exec`"),
         ("[]", "is not what"),
-        ('{"version": "0.0.1"}', "is of msctx 0.0.1; this process has msctx"),
+        ('{"version": "0.0.1"}', "is not what `msctx exec` of msctx"),
     ],
 )
 def test_what_is_not_ours_is_refused(text: str, expected: str | None) -> None:
