@@ -191,9 +191,6 @@ def process(*words: str, **variables: str) -> Iterator[dict[str, Any]]:
 
 
 def keep(path: Path | None, result: dict[str, Any]) -> None:
-    """Who is killed meanwhile leaves what was there before."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

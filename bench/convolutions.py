@@ -159,7 +159,7 @@ def of_each_isa(rows: summary.Rows) -> list[str]:
     """What `normal` gives with each instruction set, from results that were measured under MSCTX_ISA."""
 
     def cell(row: dict[str, Any]) -> str:
-        shown, slowest, fastest, _, again, _, shares = figures.cells(row)
+        shown, slowest, fastest, again, _, shares = figures.cells(row)
         return f"{shown}, layers {slowest} to {fastest}, A/A {again}{', share of peak (PyTorch) ' * bool(shares)}{shares}"
 
     groups = dict.fromkeys(row["what"] for row in rows)

@@ -145,16 +145,15 @@ def run_part(part: str, given: argparse.Namespace, seconds: float) -> dict[str, 
 
 
 def report(given: argparse.Namespace) -> dict[str, Any]:
-    """Run the requested parts, and show each result as soon as it exists."""
+    """Run all parts, and show each result as soon as it exists."""
     whole: dict[str, Any] = {"device": given.device, "parts": {}}
-    for part in given.parts or PARTS:
-        found = run_part(part, given, given.seconds * PARTS[part] / sum(PARTS[name] for name in given.parts or PARTS))
+    for part, share in PARTS.items():
+        found = run_part(part, given, given.seconds * share)
         whole["parts"][part] = found
         contest.keep(given.out, whole)
         rows = [f"{len(found['rows'])} problems"] if part == "figures" else map(json.dumps, found["rows"])
         print(f"--- {part}", *rows, *found["failed"], sep="\n", flush=True)
-    if not given.parts:
-        print(*for_docs(reduced([whole]))["cuda-figures"], sep="\n")
+    print(*for_docs(reduced([whole]))["cuda-figures"], sep="\n")
     return whole
 
 
@@ -212,12 +211,9 @@ def for_docs(of: summary.Summary) -> summary.Tables:
 def main() -> int:
     parser = contest.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=440, help="for everything together")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=[], metavar="NAME,NAME", help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script itself")
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if given.work:
         work(given)
         return 0

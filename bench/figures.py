@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,14 +16,11 @@ LEAST = 3
 NOISY = 1.1
 """By which factor A/A is off if figures within it are none."""
 Figure = dict[str, float]
-"""``median``, ``low`` and ``high``; without what each process found the median only."""
+"""``median``, ``low`` and ``high``."""
 
 
-def of(each: Sequence[float] | None, median: float | None = None) -> Figure:
+def of(each: Sequence[float], median: float | None = None) -> Figure:
     """The figure of some processes; *median*: the figure, if it is no plain median of them."""
-    if not each:
-        assert median is not None
-        return {"median": median}
     return {"median": statistics.median(each) if median is None else median, "low": min(each), "high": max(each)}
 
 
@@ -48,12 +44,6 @@ def beyond(rows: summary.Rows) -> int:
     return sum(not row.get("within", True) for row in rows)
 
 
-def lower_bound(values: list[float], rounds: int = 2000) -> float:
-    """The 5 % quantile of the median over bootstrap samples (Efron 1979)."""
-    choose = random.Random(0)
-    return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
-
-
 def share(found: summary.Rows, side: str) -> float:
     """Of the multiply-adds that the processor's threads could have computed meanwhile."""
     each = zip(found, ratios(found, side, "peak"), strict=True)
@@ -71,7 +61,6 @@ def of_problems(problems: list[summary.Rows]) -> dict[str, Any]:
         "ratio": of([geomean(found) for found in zip(*each, strict=False)], geomean(medians)),
         "from": min(medians),
         "to": max(medians),
-        "lower_bound": min(map(lower_bound, each)),
         "again": of([statistics.median(ratios(found, "again")) for found in problems]),
         "processes": min(map(len, each)),
         "error": max(errors(found)["ours"] for found in problems),
@@ -87,7 +76,7 @@ def of_groups(rows: summary.Rows, groups: Mapping[str, contest.Group]) -> Iterat
             yield {"what": groups[name].title, "threads": threads}, [*summary.by(of, "layer", "batch").values()]
 
 
-COLUMNS = ("geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's", "share of peak, PyTorch's")
+COLUMNS = ("geomean", "from", "to", "A/A", "error, PyTorch's", "share of peak, PyTorch's")
 
 
 def columns(rows: summary.Rows) -> tuple[Sequence[str], list[list[str]]]:
@@ -106,24 +95,17 @@ def cells(row: dict[str, Any]) -> list[str]:
         return [""] * len(COLUMNS)
     shown = [
         text(row["ratio"], row["again"], row["processes"]),
-        *(f"{row[name]:.2f}" for name in ("from", "to", "lower_bound")),
+        *(f"{row[name]:.2f}" for name in ("from", "to")),
     ]
     shares = ", ".join(map(ends, row["shares"].values())) if "shares" in row else ""
     return [*shown, ends(row["again"]), f"{row['error']:.0e}, {row['torch_error']:.0e}", shares]
 
 
-def noise(again: Figure | None) -> float:
-    """The most by which torch differed from itself, as a factor."""
-    return max(max(c, 1 / c) for c in (again.get("low", again["median"]), again.get("high", again["median"]))) if again else 1.0
-
-
-def text(figure: Figure, again: Figure | None, processes: int) -> str:
+def text(figure: Figure, again: Figure, processes: int) -> str:
     """A figure with its range, bold if that contains neither 1 nor the deviation of A/A; none within an A/A that is off by 10 %."""
-    off, median = noise(again), figure["median"]
+    off, median = max(max(c, 1 / c) for c in (again["low"], again["high"])), figure["median"]
     if off > NOISY and 1 / off <= median <= off:
         return "-"
-    if "low" not in figure:
-        return f"{median:.2f}"
     shown = span(figure)
     return f"**{shown}**" if processes >= LEAST and (figure["low"] > off or figure["high"] < 1 / off) else shown
 

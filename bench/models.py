@@ -20,7 +20,6 @@ import copy
 import dataclasses
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -146,11 +145,8 @@ def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dic
 def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One network in one phase with one batch size."""
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else what is said to be compiled would be eager code
-    (name, phase, batch), began = given.work.split(), time.perf_counter()
-    found = measure(name, phase, int(batch), given)
-    best = ", ".join(f"{side} {ms:.1f} ms {way}".strip() for side, of in found["ms"].items() for way, ms in fastest(of).items())
-    print(f"{given.work}, {summary.threads(given.on_threads)}: {best}; {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    yield {"network": name, "phase": phase, "batch": int(batch), **found}
+    name, phase, batch = given.work.split()
+    yield {"network": name, "phase": phase, "batch": int(batch), **measure(name, phase, int(batch), given)}
 
 
 def fastest(ms: dict[str, float]) -> dict[str, float]:

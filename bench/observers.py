@@ -183,14 +183,8 @@ def reduced(results: summary.Results) -> summary.Summary:
 
 def tables(of: summary.Summary) -> summary.Tables:
     """A line for each observer."""
-    is_several = of["processes"] > 1
-
-    def cell(ratio: figures.Figure) -> str:
-        return figures.span(ratio, ".3f") if is_several else f"{ratio['median']:.3f}"
-
-    lines = [[row["observer"], *map(cell, row["ratios"].values())] for row in of["rows"]]
-    last = f"{summary.described(of)}; one thread; processes: {of['processes']}."
-    last += " In brackets: the range over processes." if is_several else ""
+    lines = [[row["observer"], *(figures.span(ratio, ".3f") for ratio in row["ratios"].values())] for row in of["rows"]]
+    last = f"{summary.described(of)}; one thread; processes: {of['processes']}. In brackets: the range over processes."
     head = ["a step's time over that without", *of["rows"][0]["ratios"]]
     return {f"observers-{of['machine']['isa']}": summary.table(head, lines, last)}
 

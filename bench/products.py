@@ -12,7 +12,6 @@ not timed. Groups whose products the processor does not have are left out.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -112,31 +111,17 @@ def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 LEFT = ["torch (torch)"]
-SMALL = 0.1
-"""Milliseconds below which the cost of a policy for a call shows."""
 
 
 def reduced(results: summary.Results) -> summary.Summary:
     """A row for each group and number of threads, of the shapes that msctx computed: others show only noise."""
-    rows, small, problems = [], [], 0
+    rows, problems = [], 0
     for about, found in figures.of_groups(summary.every(results), BY_NAME):
         own = [rows for rows in found if any(row["ran"] != LEFT for row in rows)]
         left = {"problems": len(found), "left": len(found) - len(own)}
         rows.append(about | left | (figures.of_problems(own) if own else {}))
         problems += len(found)
-        small += [of for of in found if of not in own and torch_ms(of) < SMALL]
-    cost = [statistics.median(longer(of, side) for of in small) for side in (("ours", "again") if small else ())]
-    more = {"problems": problems, "beyond": figures.beyond(summary.every(results)), "cost_us": cost}
-    return summary.head(results, **more, rows=rows)
-
-
-def torch_ms(found: summary.Rows) -> float:
-    return statistics.median(min(row["ms"]["torch"].values()) for row in found)
-
-
-def longer(found: summary.Rows, side: str) -> float:
-    """By how many µs a call takes longer than torch's."""
-    return 1e3 * torch_ms(found) * (1 / statistics.median(figures.ratios(found, side)) - 1)
+    return summary.head(results, problems=problems, beyond=figures.beyond(summary.every(results)), rows=rows)
 
 
 def tables(of: summary.Summary) -> summary.Tables:
@@ -145,10 +130,6 @@ def tables(of: summary.Summary) -> summary.Tables:
     cells = ([row["what"], row["threads"], left, *each] for row, left, each in zip(rows, lefts, shown, strict=True))
     problems = f"{of['problems']} problem{'s' * (of['problems'] != 1)}, {of['beyond']} beyond their error bound"
     last = f"{summary.described(of)}; {of['processes']} or more processes. {problems}. {figures.legend(of['processes'], rows)}"
-    if of["cost_us"]:
-        cost, control = of["cost_us"]
-        more = f"takes {cost:.1f} µs longer (A/A: {control:.1f} µs)"
-        last += f" A small matmul (below {SMALL} ms) that is left to PyTorch {more}."
     return {"products": summary.table(("what", "threads", "left to PyTorch", *heads), cells, last)}
 
 

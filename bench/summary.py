@@ -69,10 +69,6 @@ def written(of: Summary) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {one(value)}" for key, value in rounded(of).items()) + "\n}\n"
 
 
-def read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
 def by(rows: Rows, *names: str) -> dict[tuple[Any, ...], Rows]:
     """The values of these fields → the rows that have them."""
     found: dict[tuple[Any, ...], Rows] = {}
@@ -87,11 +83,12 @@ def every(results: Results) -> Rows:
 
 def of_files(given: argparse.Namespace, reduced: Reduced, tables: Callable[[Summary], Tables]) -> bool:
     """Write a summary of raw results, or tables into the documentation, if that is requested."""
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in given.summary or given.docs or ()]
     if given.summary:
-        print(written(reduced([read(file) for file in given.summary])), end="")
+        print(written(reduced(files)), end="")
     elif given.docs:
-        into_docs(tables(read(file)) for file in given.docs)
-    return bool(given.summary or given.docs)
+        into_docs(map(tables, files))
+    return bool(files)
 
 
 def do(

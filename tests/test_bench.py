@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_a_figure_is_bold_only_if_its_interval_and_the_control_bear_it_out(bench: Bench) -> None:
     figures = bench("figures")
 
-    def text(each: list[float] | None, again: list[float], median: float | None = None) -> str:
-        return str(figures.text(figures.of(each, median), figures.of(again), len(each or ())))
+    def text(each: list[float], again: list[float]) -> str:
+        return str(figures.text(figures.of(each), figures.of(again), len(each)))
 
     quiet = [1.0, 1.01, 0.99]
     assert text([1.1, 1.2, 1.3], quiet) == "**1.20 (1.10 to 1.30)**"
@@ -37,7 +37,6 @@ def test_a_figure_is_bold_only_if_its_interval_and_the_control_bear_it_out(bench
     assert text([0.9, 1.2, 1.3], quiet) == "1.20 (0.90 to 1.30)", "it contains 1"
     assert text([1.05, 1.2, 1.3], [1.0, 0.93]) == "1.20 (1.05 to 1.30)", "A/A was off by as much"
     assert text([1.1, 1.3], quiet) == "1.20 (1.10 to 1.30)", "of two processes"
-    assert text(None, quiet, 1.2) == "1.20", "its interval is not known"
     assert text([1.1, 1.2, 1.3], [0.31]) == "-", "A/A shows more"
 
 
@@ -61,7 +60,7 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
     assert '"ratio": {"median": 2.0, "low": 1.9, "high": 2.1}' in first
     assert '"commit": ["abc"]' in text
     _, _, *lines, _, last = convolutions.tables(json.loads(text))["convolutions"]
-    told = "**2.00 (1.90 to 2.10)** | 2.00 | 2.00 | 1.90 | 0.98 to 0.98 | 1e-06, 2e-06 | 3 |"
+    told = "**2.00 (1.90 to 2.10)** | 2.00 | 2.00 | 0.98 to 0.98 | 1e-06, 2e-06 | 3 |"
     assert lines[0] == f"| 3x3, implicit GEMM, fp32-grade | 1 | {told}"
     assert "| 2.00 (0.63 to 2.10) |" in lines[1], "the range over processes of the geometric mean contains 1"
     assert last.startswith("a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; batch 1; 4 problems, 0 of them beyond")
@@ -201,7 +200,7 @@ def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: None) -> None:
     file = tmp_path / "cuda.json"
-    done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures", "--out", str(file))
+    done = cuda_report("--device", "cpu", "--seconds", "20", "--out", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads(file.read_text())["parts"]
     assert not any(part["failed"] for part in parts.values())

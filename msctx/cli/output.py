@@ -189,7 +189,7 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
             False: f"not used here: another {', '.join(group['differs'])}",
             None: f"of {group['place']}, which cannot be read here" * bool(found["stamps_here"]),
         }
-        parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
+        parts += [Text(""), Text(used[group["used"]], style="bold")]
         rows = []
         for entry in group["entries"]:
             measured, votes = entry["measured"], entry["votes"]

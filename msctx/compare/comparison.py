@@ -66,13 +66,13 @@ def _cases(comparison: Comparison, device: torch.device) -> Iterator[Case]:
     """The largest first where time is short, else in their own order."""
     if comparison.layers is None:
         model = load(comparison.of, comparison.file, comparison.place)
-        yield from subjects.of_model(model.to(device), comparison.keys.phases)
+        yield from subjects.of_model(model.to(device), comparison.keys["phases"])
         return
     layers = comparison.layers.layers
     if comparison.given.quick:
         layers = tuple(sorted(layers, key=lambda layer: -layer.operations * layer.count))
     for layer in layers:
-        yield from subjects.of_layer(layer, comparison.keys.directions, device)
+        yield from subjects.of_layer(layer, comparison.keys["directions"], device)
 
 
 class _Measuring:
@@ -120,7 +120,7 @@ class _Measuring:
                 entrants.append(Entrant(point.name, lambda context=context: context, case.run))  # type: ignore[misc]
                 with _watching(context, case):
                     pass  # it knows the model from now on
-        _fill(row, plain, cells, interleaved(entrants, self._comparison.keys.seconds, self._device))
+        _fill(row, plain, cells, interleaved(entrants, self._comparison.keys["seconds"], self._device))
 
     def _checked(self, name: str, options: Mapping[str, Any], truth: list[torch.Tensor], plain: Cell) -> Cell:
         """A choice without its figures, which *plain*, torch's own path, decides about."""
@@ -137,7 +137,7 @@ class _Measuring:
             return cell
         if idle:
             cell.no_effect = idle
-        limit = self._comparison.keys.error_limit or (ROUNDED if {*map(name_of, options)} & {*ROUNDING} else EXACT)
+        limit = self._comparison.keys["error_limit"] or (ROUNDED if {*map(name_of, options)} & {*ROUNDING} else EXACT)
         cell = self._check(cell, options, truth, max(limit, WORSE * (plain.error or 0.0)))
         if not cell.reason and cell.ms > HOPELESS * plain.ms:
             cell.status, cell.reason = "slow", f"not measured: it takes {cell.ms / plain.ms:.0f} times as long as torch"

@@ -42,19 +42,9 @@ KEYS = Fields(
         "error_limit": number_below(1, Share.allowed, null=True),
     }
 )
-"""What the section ``compare`` holds."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """What of it is no subject."""
-
-    directions: Sequence[str] = DIRECTIONS
-    phases: Sequence[str] = PHASES
-    seconds: float = 1.0
-    """To be spent on each row."""
-    error_limit: float | None = None
-    """The error beyond which a result is wrong, where the algorithm states no bound."""
+"""What the section ``compare`` holds: seconds are to be spent on each row; beyond the error limit a result is wrong, where the
+algorithm states no bound."""
+DEFAULTS: Mapping[str, Any] = {"directions": DIRECTIONS, "phases": PHASES, "seconds": 1.0, "error_limit": None}
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,8 @@ class Comparison:
     base: Experiment
     """The options that hold for all."""
     points: tuple[Point, ...]
-    keys: Keys
+    keys: Mapping[str, Any]
+    """Those of :data:`DEFAULTS`."""
     given: Given
     total: float = math.inf
     """Seconds after which no further row is begun."""
@@ -143,7 +134,7 @@ class _Reading:
             of=of,
             base=base,
             points=tuple(found),
-            keys=Keys(**keys),
+            keys={**DEFAULTS, **keys},
             total=QUICK_TOTAL if self.given.quick else math.inf,
             layers=layers,
             given=self.given,

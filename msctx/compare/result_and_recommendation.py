@@ -94,15 +94,6 @@ class Total(BaseModel):
     """In how many it has none."""
 
 
-class Best(BaseModel):
-    """What to take in all rows."""
-
-    ratio: float = 1.0
-    point: str = ""
-    """Empty: torch's own path."""
-    options: dict[str, Any] = {}
-
-
 class Result(BaseModel):
     """What msctx compare found."""
 
@@ -119,7 +110,8 @@ class Result(BaseModel):
     points: list[Point]
     rows: list[Row]
     totals: list[Total] = []
-    best: Best = Best()
+    best: Total | None = None
+    """That of the fastest choice that is right in all rows and a gain."""
     recommended: str = ""
     environment: dict[str, Any]
 
@@ -178,17 +170,22 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
         command=comparison.given.command,
         partial=partial,
         interrupted=partial == INTERRUPTED,
-        seconds_per_row=comparison.keys.seconds,
-        error_limit=comparison.keys.error_limit,
+        seconds_per_row=comparison.keys["seconds"],
+        error_limit=comparison.keys["error_limit"],
         context=here | {s.spelling: s.value for s in given if s.device and s.device != main},
         points=list(comparison.points),
         rows=rows,
         environment=dict(environment),
     )
-    result.totals, result.best = totals(result), best(result)
-    if result.best.options:
-        whole = {"context": {**result.context, **result.best.options}}
-        result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130)
+    result.totals = totals(result)
+    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
+    right = [total for total in result.totals if all(total.point in each for each in can)]
+    gains = [total for total in right if estimate(rows, total.point).is_gain]
+    result.best = max(gains, key=lambda total: total.ratio, default=None)
+    if chosen := next((point.options for point in result.points if result.best and point.name == result.best.point), None):
+        layer = make_layer(chosen, "axes").settings.values()  # one that is of a single device keeps its spelling
+        options = {setting.spelling if setting.device else setting.option.name: setting.value for setting in layer}
+        result.recommended = yaml.safe_dump(plain({"context": result.context | options}), sort_keys=False, width=130)
     return result
 
 
@@ -207,19 +204,6 @@ def totals(result: Result) -> list[Total]:
             )
             found.append(total)
     return found
-
-
-def best(result: Result) -> Best:
-    """The fastest choice that is right in all rows, if it is a gain."""
-    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in result.rows]
-    right = [point for point in result.points if all(point.name in each for each in can)]
-    gains = [(one.ratio, point) for point in right if (one := estimate(result.rows, point.name)).is_gain]
-    if not gains:
-        return Best()
-    ratio, point = max(gains, key=lambda gain: gain[0])
-    settings = make_layer(point.options, "axes").settings.values()  # one that is of a single device keeps its spelling
-    options = {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
-    return Best(ratio=ratio, point=point.name, options=options)
 
 
 def below(result: Result, limit: float) -> list[str]:

@@ -145,18 +145,14 @@ def _agreed(parent: str, name: str) -> str:
     return str(store.compare_set("msctx/run_dir", "", str(Record.fresh(parent, name))).decode())
 
 
-def command(file: str, words: Sequence[str], folder: Path) -> list[str]:
-    """One run, in its own process."""
-    return [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder)]
-
-
 def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run it in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``.
+    """Run an experiment in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``.
 
     The process and all that it starts are one group. Ctrl-C is passed on to it, other exceptions as SIGTERM.
     """
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
-    with subprocess.Popen(command(file, words, folder), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **how) as process:
+    command = [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder)]
+    with subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **how) as process:
         try:
             _, err = process.communicate()
         except BaseException as raised:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import yaml
@@ -22,7 +20,7 @@ from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.options.values_with_places import scalar
 from msctx.run.experiment_and_entry import Experiment, flow
-from msctx.run.launch import command, run_point
+from msctx.run.launch import run_point
 from msctx.run.record import Record, plain, result_of, resumed, written
 from msctx.run.runner import terminable
 
@@ -36,8 +34,8 @@ Point = tuple[int, Sequence[str], Path]
 """Its number, its words for ``msctx run``, and its folder."""
 Results = Generator[tuple[int, dict[str, Any]], None, None]
 """Of points, by their numbers, each as soon as it has ended."""
-Engine = Callable[[str, Sequence[Point], Path], Results]
-"""Runs points of a file, in whatever order; the last argument is a folder for files of its own."""
+Engine = Callable[[str, Sequence[Point]], Results]
+"""Runs points of a file, in whatever order."""
 
 
 def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
@@ -98,7 +96,7 @@ def _word(key: str, value: Any) -> str:
     return text.removesuffix("\n...\n").strip()
 
 
-def in_turn(file: str, points: Sequence[Point], scratch: Path) -> Results:
+def in_turn(file: str, points: Sequence[Point]) -> Results:
     """One after the other, on this machine."""
     for number, words, folder in points:
         yield number, run_point(file, words, folder)
@@ -148,7 +146,7 @@ def run(
             shutil.rmtree(folder, ignore_errors=True)
             left.append((number, [*words, *words_of(point)], folder))
     write(partial=True)  # a sweep that is killed in its first point can be resumed, too
-    with terminable(), closing(engine(file, left, record.folder / "jobs")) as ended:
+    with terminable(), closing(engine(file, left)) as ended:
         try:
             for number, result in ended:
                 results[number] = result
@@ -159,57 +157,41 @@ def run(
     return write(partial=False) | {"dir": str(record.folder)}
 
 
-POLL = 0.5
-"""Seconds between two looks at the jobs."""
-
-
-def engine(name: str, words: Sequence[str]) -> Engine:
-    """An engine of :func:`msctx.run.sweep`, of ``--engine`` and the words of ``--job``, submitit's parameters.
+def jobs(name: str, words: Sequence[str], folder: str) -> Engine:
+    """Points as jobs of submitit, whose cluster *name* is; the words of ``--job`` are its parameters, *folder* is for its files.
 
     Raises:
-        OptionError: submitit is missing, or refuses the engine or a parameter.
+        OptionError: submitit is missing, or refuses the cluster or a parameter.
     """
-    if wrong := [Diagnostic("--job", f"{word!r} is not KEY=VALUE", "command line") for word in words if "=" not in word]:
-        raise OptionError(wrong)
     parameters = {key: scalar(value) for key, _, value in (word.partition("=") for word in words)}
+
+    def refused(error: Exception) -> OptionError:
+        hint = "pip install submitit" * isinstance(error, ImportError)
+        return OptionError([Diagnostic("--engine", f"{name}: {text_of(error)}", "command line", suggestion=hint)])
+
     try:
         submitit: Any = import_module("submitit")
-        submitit.AutoExecutor(folder=".", cluster=name).update_parameters(**parameters)
-    except ImportError:
-        hint = "pip install submitit"
-        raise OptionError([Diagnostic("--engine", f"{name} needs submitit", "command line", suggestion=hint)]) from None
-    except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
-        raise _refused(name, error) from None
-
-    def run(file: str, points: Sequence[Point], scratch: Path) -> Results:
-        executor = submitit.AutoExecutor(folder=scratch, cluster=name)
+        executor = submitit.AutoExecutor(folder=folder, cluster=name)
         executor.update_parameters(**parameters)
-        jobs: dict[Any, tuple[int, Path]] = {}
+    except Exception as error:
+        raise refused(error) from None
+
+    def run(file: str, points: Sequence[Point]) -> Results:
+        left: dict[Any, tuple[int, Path]] = {}
         try:
-            for number, point, folder in points:
+            for number, point, place in points:
                 with uninterrupted():  # a job that is not known here could not be cancelled
-                    jobs[executor.submit(_run, command(file, point, folder), str(Path.cwd()))] = number, folder
-            for job in submitit.helpers.as_completed([*jobs], poll_frequency=POLL):
-                number, folder = jobs.pop(job)
+                    left[executor.submit(run_point, file, point, place)] = number, place
+            for job in submitit.helpers.as_completed([*left], poll_frequency=0.5):
+                number, place = left.pop(job)
                 try:
-                    code, err = job.result()
+                    yield number, job.result()
                 except Exception as error:  # the job was killed, timed out, or never began: it has no result
-                    code, err = 1, f"job {job.job_id}: {text_of(error).strip()}"
-                yield number, result_of(folder, code, err)
+                    yield number, result_of(place, 1, f"job {job.job_id}: {text_of(error).strip()}")
         except submitit.core.utils.FailedJobError as error:  # Slurm refuses it
-            raise _refused(name, error) from None
+            raise refused(error) from None
         finally:
-            for job in jobs:
+            for job in left:
                 job.cancel()
 
     return run
-
-
-def _refused(name: str, error: Exception) -> OptionError:
-    return OptionError([Diagnostic("--engine", f"{name}: {text_of(error)}", "command line")])
-
-
-def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
-    """In the job."""
-    done = subprocess.run(command, cwd=folder, stdout=DEVNULL, stderr=PIPE, text=True, check=False)
-    return done.returncode, done.stderr

@@ -63,7 +63,6 @@ def test_texts_stay_texts(experiment, tmp_path, command):
     ("words", "told"),
     [
         (["ray"], "--engine: ray: "),
-        (["local", "--job", "timeout_min"], "'timeout_min' is not KEY=VALUE"),
         (["local", "--job", "nosuch=3"], "'nosuch'"),
         (["local", "--job", "timeout_min=soon"], 'Parameter "timeout_min" expected'),
         (["slurm"], "--engine: slurm: "),
@@ -75,13 +74,13 @@ def test_mistakes_of_jobs_are_told_before_anything_runs(experiment, tmp_path, co
     code, _, err = command("run", experiment, "--sweep", "seed=1,2", "--engine", *words)
     assert code == 2
     assert told in err
-    assert not (tmp_path / "runs").exists()
+    assert not [*tmp_path.glob("runs/mine*")]
 
 
 def test_without_submitit_it_is_named(experiment, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     code, _, err = command("run", experiment, "--sweep", "seed=1,2", "--engine", "local")
-    assert (code, "local needs submitit" in err, "pip install" in err) == (2, True, True)
+    assert (code, "--engine: local: " in err, "pip install submitit" in err) == (2, True, True)
 
 
 def test_a_dry_run_shows_the_grid(experiment, tmp_path, command):
