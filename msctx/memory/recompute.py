@@ -7,7 +7,7 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
@@ -61,26 +61,17 @@ def _is_large(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase) or next(module.children(), None) is not None
 
 
-def meter(device: torch.device) -> Callable[[], int]:
-    """Gives, when it is called at the end, the most bytes in use at once beyond those in use now; it resets none of torch's."""
+def tightest_cap(device: torch.device) -> tuple[int, int, int] | None:
+    """Of the tightest cap on a device: the limit, what counts towards it now, and the most that has; ``None``: there is no cap."""
     if device.type == "cpu":
-        closing: Any = weakref.finalize(stop := lambda: int(closing() or 0), pool.close_meter, pool.open_meter())
-        return stop  # a step that never ends drops it
-    module: Any = torch.get_device_module(device)
-    begin = module.memory_allocated(device)
-    return lambda: max(0, module.max_memory_allocated(device) - begin)
-
-
-def room_under_caps(device: torch.device) -> tuple[int, int] | None:
-    """The tightest cap on a device, and what counts towards it now; ``None``: there is no cap."""
-    if device.type == "cpu":
-        rows = [(row["limit_bytes"], row["current_bytes"]) for row in pool.statistics()["caps"]]
+        rows = [(row["limit_bytes"], row["current_bytes"], row["peak_bytes"]) for row in pool.statistics()["caps"]]
         return min(rows, key=lambda row: row[0] - row[1], default=None)
     module: Any = torch.get_device_module(device)
     fraction = getattr(module, "get_per_process_memory_fraction", lambda device: 1.0)(device)
     if fraction >= 1:
         return None
-    return int(fraction * module.get_device_properties(device).total_memory), module.memory_allocated(device)
+    total = module.get_device_properties(device).total_memory
+    return int(fraction * total), module.memory_allocated(device), module.max_memory_allocated(device)
 
 
 class _Step:
@@ -92,26 +83,28 @@ class _Step:
         """The bytes that all calls of a block save in the first step."""
         self.needs: int | None = None
         """The peak of the first step beyond what was in use when it began."""
-        self.meter: Callable[[], int] | None = None
+        self.measured: tuple[torch.device, int] | None = None
+        """While this is the first step: the device, and what was in use there."""
 
     def begin(self, device: torch.device) -> None:
         """Choose what is kept: the most blocks that fit under the cap, the smallest first."""
         self.is_over, self.reason = False, "does not fit under the cap"
         self.kept, self.called = set[_Block](), set[_Block]()
-        if (room := room_under_caps(device)) is None:
+        if (cap := tightest_cap(device)) is None:
             self.reason = "there is no cap, and O1 puts memory first"
         elif self.needs is None:
-            self.meter, self.reason = meter(device), "the first step is measured"
+            self.measured, self.reason = (device, cap[1]), "the first step is measured"
         else:
-            left = int(room[0] * (1 - MARGIN)) - room[1] - self.needs
+            left = int(cap[0] * (1 - MARGIN)) - cap[1] - self.needs
             for block, size in sorted(self.saved.items(), key=lambda item: item[1]):
                 left -= size
                 self.kept |= {block} if left >= 0 else set()
 
     def stop(self) -> None:
         """Its activations are gone: its backward pass ends, or the next step begins."""
-        if self.meter is not None:
-            self.needs, self.meter = self.meter(), None
+        if self.measured is not None and (cap := tightest_cap(self.measured[0])) is not None:
+            self.needs = max(0, cap[2] - self.measured[1])
+        self.measured = None
 
 
 _now = threading.local()
@@ -144,14 +137,6 @@ def _tensors(inputs: Any) -> list[torch.Tensor]:
 
 def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _counter(tensor: torch.Tensor) -> torch.Tensor:
-    """The version of a tensor, without its memory."""
-    found = tensor.detach()
-    if type(found) is torch.Tensor and found.layout is torch.strided:
-        found.data = torch.empty(0, dtype=found.dtype, device=found.device)
-    return found
 
 
 def _storages(*tensors: torch.Tensor) -> dict[StorageWeakRef, int]:
@@ -193,7 +178,7 @@ class _Block:
         self.saved_bytes: int | None = None
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
-        self._writes_to_inputs = self._overwrites = False
+        self._writes_to_inputs = False
         self._tried = set[bool]()
         """Whether it trained when a call of it was recomputed from copies of its inputs."""
 
@@ -216,7 +201,7 @@ class _Block:
             nonlocal copies
             if next(passes) == 0:
                 inputs = _tensors((args, kwargs))
-                with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
+                with self._counting(module, inputs, step) if copies or step.measured else nullcontext():
                     result = forward(*args, **kwargs)
                 kept.extend(unchanged := then.keep_changes())
                 at.extend(_versions(unchanged))
@@ -232,11 +217,6 @@ class _Block:
                     f"parameters, buffers or inputs of {self.path!r} were modified between its forward and its backward pass; "
                     "memory_optimize_level=O1 recomputes it from them"
                 )
-            if self._overwrites:
-                raise RuntimeError(
-                    f"{self.path!r} modifies in place what its own backward pass needs, which PyTorch refuses without "
-                    "memory_optimize_level=O1, too: use the operator that returns a new tensor"
-                )
             args, kwargs = copies or (args, kwargs)
             now = _State(module)
             then.restore()
@@ -249,21 +229,18 @@ class _Block:
 
     @contextmanager
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
-        """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop; see what is overwritten."""
+        """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop."""
         given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
-        versions = list[tuple[torch.Tensor, int]]()
         pack, unpack = offload.hooks_in_force()
 
         def count(tensor: torch.Tensor) -> Any:
             saved.update(_storages(tensor))
-            versions.append((counter := _counter(tensor), counter._version))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
-        self._overwrites |= any(tensor._version != version for tensor, version in versions)
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
-        if step.meter is not None:
+        if step.measured:
             step.saved[self] += self.saved_bytes
 
     def _decide(self, module: nn.Module, inputs: Any) -> tuple[str, _Step | None]:

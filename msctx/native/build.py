@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen, SubprocessError, run
+from subprocess import PIPE, STDOUT, SubprocessError, run
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
@@ -193,19 +193,13 @@ def _make(spec: BuildSpec, verbose: bool) -> bytes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     command = [f"{BIN_DIR}/ninja", "-v", "-j", str(len(os.sched_getaffinity(0)))]
-    env = {**os.environ, "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
-    with Popen(
-        command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, encoding="utf-8", errors="replace", start_new_session=True
-    ) as process:
-        try:
-            output = _told(process.stdout or (), f"building {spec.what} (once)", verbose)
-        except BaseException:
-            process.terminate()  # ninja ends what it has begun
-            process.wait()
-            raise
-    (log := folder / "log").write_text(output, encoding="utf-8")
-    if process.returncode:
-        failed = first_lines(output.partition("FAILED: ")[2], 13).replace("\n", "\n  ")
+    env = {**os.environ, "LC_ALL": "C"}
+    say(f"building {spec.what} (once, in about a minute)")
+    with open(log := folder / "log", "w+", encoding="utf-8", errors="replace") as output:
+        done = run(command, cwd=folder, env=env, stdout=2 if verbose else output, stderr=STDOUT, check=False)
+        output.seek(0)
+        failed = first_lines(output.read().partition("FAILED: ")[2], 13).replace("\n", "\n  ")
+    if done.returncode:
         raise NativeError(
             f"the native core cannot be built: the compiler failed\n  {failed}\n"
             f"The sources are in {KERNEL_SOURCES}, the whole output is in {log}. "
@@ -232,21 +226,6 @@ def _ninja(spec: BuildSpec, tool: Compiler) -> str:
         objects.append(f"objects/{digest(flags)[:8]}/{Path(source).with_suffix('.o')}")
         compiled.insert(0, f"build {objects[-1]}: compile {source}\n flags = {used}")  # the last take longest: they begin
     return "\n".join([*lines, *compiled, f"build result.so: link {' '.join(objects)}\n"])
-
-
-def _told(output: Iterable[str], what: str, verbose: bool) -> str:
-    """All that ninja and the compilers print, with a line of progress each ten seconds; *verbose*: with every line."""
-    began, due, lines = time.perf_counter(), 0.0, list[str]()
-    say(what)
-    for line in output:
-        lines.append(line)
-        seconds = time.perf_counter() - began
-        if verbose:
-            say(line.rstrip("\n"))
-        elif seconds >= due and (step := re.match(r"\[(\d+)/(\d+)\] ", line)):
-            due = seconds + 10
-            say(f"{what}: {step[1]} of {step[2]} files, {seconds:.0f} s")
-    return "".join(lines)
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------

@@ -69,8 +69,6 @@ def usable() -> None:
     """Raise the NativeError with which a build would end because of the folder; writes nothing."""
     check(place := location())
     found = next(folder for folder in [place, *place.parents] if folder.exists())
-    if os.statvfs(found).f_flag & os.ST_NOEXEC:
-        raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
     if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
         raise NativeError(f"{place}: cannot be written; {ELSEWHERE}")
 
@@ -120,18 +118,12 @@ def cached(kind: str, name: str) -> Path | None:
 def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
     """The file, made by the only thread of all processes that makes anything."""
     usable()
-    from filelock import FileLock, Timeout  # here: it takes milliseconds to import
+    from filelock import FileLock  # here: it takes milliseconds to import
 
-    path, lock = folder(kind) / name, FileLock(folder() / "building.lock", mode=0o600)
-    with naming(path):
-        try:
-            held = lock.acquire(timeout=1)
-        except Timeout:
-            say("another process is building kernels; waiting for it")
-            held = lock.acquire()
-        with held:
-            if not path.is_file():
-                write(path, make())
+    path = folder(kind) / name
+    with naming(path), FileLock(folder() / "building.lock", mode=0o600):
+        if not path.is_file():
+            write(path, make())
     with suppress(OSError, NativeError):
         remove(days=30)
     return path

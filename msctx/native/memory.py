@@ -81,7 +81,6 @@ def _text(file: Path) -> str:
 COUNTS = ("limit_bytes", "current_bytes", "peak_bytes", "allocations", "out_of_memory", "idle_bytes")
 """What the library has of a cap, and the idle bytes of all."""
 
-_NO_LIMIT = 1 << 62
 Cap = tuple[int, str]
 """The bytes, and who set it."""
 
@@ -164,18 +163,6 @@ def accelerator() -> str:
     if found is None or not getattr(torch.get_device_module(found), "is_initialized", bool)():
         return ""
     return f"{found.type}:{torch.accelerator.current_device_index()}"
-
-
-def open_meter() -> int:
-    """Begin to count what is allocated from now on; the number is for :func:`close_meter`."""
-    return int(core.load().c.msctx_cap_set(0, _NO_LIMIT, ""))
-
-
-def close_meter(number: int) -> int:
-    """The most bytes that were in use at once of what was allocated since the meter was opened."""
-    peak = _counts(number)["peak_bytes"]
-    core.load().c.msctx_cap_close(number)
-    return peak
 
 
 def empty_cache() -> int:

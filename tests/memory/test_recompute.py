@@ -241,19 +241,13 @@ def test_blocks_that_write_into_a_dictionary_are_left_alone_from_the_second_step
             assert {row["recomputed"] for row in msctx.memory_stats()["recomputed"][-3:]} == {recomputed}
 
 
-class Overwriting(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).exp_().mul_(2)
-
-
 @pytest.mark.parametrize("cap", [{}, {"max_device_memory": "4GB"}])
-@pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda width: Overwriting(width, width)])
-def test_what_pytorch_or_another_call_overwrites_is_an_error(kind: Callable[[int], nn.Module], cap: dict[str, str]) -> None:
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(WIDTH)) for _ in range(2)])
+def test_what_another_call_overwrites_is_an_error(cap: dict[str, str]) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(2)])
     with msctx.context(memory_optimize_level="O1", **cap).watch(model):
         loss = model.eval()(torch.ones(2, WIDTH)).sum()
         loss = loss + model.train()(torch.ones(2, WIDTH)).sum()
-        with pytest.raises(RuntimeError, match=r"buffers or inputs of .* were modified|modifies in place what its own"):
+        with pytest.raises(RuntimeError, match=r"buffers or inputs of .* were modified"):
             loss.backward()
 
 
@@ -367,16 +361,15 @@ def test_inputs_that_change_between_the_passes_are_an_error(passes: Callable[...
 def test_on_an_accelerator_its_own_statistics_are_read(far: Callable[..., str]) -> None:
     far("""
         import torch
-        from msctx.memory.recompute import meter, room_under_caps
+        from types import SimpleNamespace
+        from msctx.memory.recompute import tightest_cap
 
         device = torch.device("far")
-        before = torch.empty(1000, dtype=torch.uint8, device=device)
-        torch.far.reset_peak_memory_stats()
-        begin = torch.far.memory_allocated()
-        stop = meter(device)
+        assert tightest_cap(device) is None
+        torch.far.get_per_process_memory_fraction = lambda device: 0.5
+        torch.far.get_device_properties = lambda device: SimpleNamespace(total_memory=2**20)
         more = torch.empty(4096, dtype=torch.uint8, device=device)
-        taken = torch.far.memory_allocated() - begin
         del more
-        assert stop() == taken >= 4096
-        assert room_under_caps(device) is None
+        limit, now, most = tightest_cap(device)
+        assert limit == 2**19 and most - now >= 4096
     """)
