@@ -6,7 +6,7 @@ Of a side the fastest way counts. PyTorch's ways run a second time beside the ot
 float64, over its largest value; for a training step those of the first weight's gradient in the first step.
 
 What the processes of a run share lies in a temporary folder: inductor's cache, the networks that other runtimes read, and the tuning
-file, whose choices settle when three processes agree. Neither compiling nor the measuring for the tuning file is timed.
+file. Neither compiling nor the measuring for the tuning file is timed.
 
     python bench/models.py --threads 1,2 --out RAW.json
     python bench/models.py --summary RAW.json > bench/results/NAME-networks.json

@@ -166,7 +166,7 @@ class Race {
 
   Tuned tuned(const Verdict& found) const {
     const Contender& winner = contenders_[found.winner];
-    Tuned result{"torch", "torch", "measured in this process", false, true, found.again, {{"torch", found.gain}}};
+    Tuned result{"torch", "torch", "measured in this process", false, found.again, {{"torch", found.gain}}};
     if (winner.row) {
       result.name = winner.row->name;
       result.math = winner.row->algorithm->math;
@@ -201,8 +201,7 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
   const std::unique_ptr<bool, void (*)(bool*)> guard(&here, [](bool* flag) { *flag = false; });
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
-  const Tuned* const known = policy.tuned_for(call, direction, threads);
-  if (!known || !known->is_settled) {  // another module may have had the same problem
+  if (!policy.tuned_for(call, direction, threads)) {  // else another module has had the same problem
     if (spent > total_budget)
       return policy.decide_again(call, direction, threads, "this process has spent its " + in_words(total_budget) + " seconds of measuring");
     const Permission said = permission(key.table);
@@ -225,7 +224,7 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
         why = beside_load;
       }
     }
-    if (why == beside_load && !known) record(key, threads, "beside other load");
+    if (why == beside_load) record(key, threads, "beside other load");
   }
   return policy.decide_again(call, direction, threads, why);
 }

@@ -117,7 +117,6 @@ struct Tuned {
   std::string name = {}, math = {};  // the row that is to be taken; "torch", "torch": torch's own path
   std::string source = {};           // where this is from, for choices()
   bool is_from_file = false;      // else this process has measured it
-  bool is_settled = true;         // else this process measures it again: not enough have agreed
   double again = 1.0;            // A/A of torch's own path in the same rounds: how far apart two of its runs were
   std::vector<Measured> measured = {};
 };

@@ -35,9 +35,7 @@ std::string entry_of(const TuningKey& key, int threads, const Tuned& result) {
     std::snprintf(text, sizeof text, format, value);
     json += text;
   };
-  ratio("\"again\":%.3f,\"votes\":[", result.again);
-  if (!result.name.empty()) quote(json, result.name + ' ' + result.math);
-  json += "],\"measured\":{";
+  ratio("\"again\":%.3f,\"measured\":{", result.again);
   for (const Measured& m : result.measured) {
     if (json.back() != '{') json += ',';
     quote(json, m.label);
@@ -126,11 +124,7 @@ void Policy::tune(
     Made& decision) const {
   const Tuned* known = tuned_for(call, direction, threads);
   std::string why = why_not_measured;
-  if (known && follows(*known, call, direction, choice, decision)) {
-    decision.to_measure = !known->is_settled && (why.empty() || why == beside_load) && !deterministic && !thread_invariant && !forks;
-    if (!known->is_settled && !why.empty()) choice.reasons.push_back(why);
-    return;
-  }
+  if (known && follows(*known, call, direction, choice, decision)) return;
   if (why == beside_load) {
     decision.to_measure = true;
     choice.reasons = {why};
@@ -174,7 +168,7 @@ bool Policy::follows(
 int msctx_learn(int32_t table, const char* entries) {
   return done([&] {
     for (const auto& [_, e] : Json::of(entries).members) {
-      Tuned result{e["ran"].text, e["math"].text, e["source"].text, true, e["settled"].is_on(), e["again"].number(), {}};
+      Tuned result{e["ran"].text, e["math"].text, e["source"].text, true, e["again"].number(), {}};
       for (const auto& [label, ratio] : e["measured"].members) result.measured.push_back({label, ratio.number()});
       learn({table, e["direction"].text, e["problem"].text, e["permissions"].text}, int(e["threads"].integer()), std::move(result));
     }

@@ -192,12 +192,11 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
         parts += [Text(""), Text(used[group["used"]], style="bold")]
         rows = []
         for entry in group["entries"]:
-            measured, votes = entry["measured"], entry["votes"]
+            measured = entry["measured"]
             figures = (f"{measured.get('torch', 1):.2f}x", f"{entry['again']:.2f}x") if measured else ("", "")
-            agree = max(map(votes.count, votes), default="")
             words = [entry[name] for name in ("direction", "problem", "threads", "permissions")]
-            rows.append([*words, entry["ran"] or "not measured yet", entry["math"], *figures, agree, entry["when"]])
-        columns = ("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "agree", "measured")
+            rows.append([*words, entry["ran"] or "not measured yet", entry["math"], *figures, entry["when"]])
+        columns = ("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "measured")
         parts.append(_table(columns, rows))
     return Group(*parts)
 

@@ -35,7 +35,7 @@ PLAIN: dict[str, Any] = {"frozen": True, "weights": False, "epilogues": False, "
 ON_TRIAL, TORCHS = 1, 2  # what a thread runs, as in kernels/glue/tensors.h
 WARM, FEWEST, ENOUGH, MOST = 2, 3, 5, 61  # runs before the rounds; rounds: at least, so that the worst does not count, at most
 BUDGET, IN_ALL, PAUSE = 3.0, 120.0, 1.0  # seconds: of a graph's rounds, of the process, until the next try
-SLOWER, CLEAR = 1.3, 1.1  # than PyTorch's best way: does not run again; a lead that later processes trust
+SLOWER = 1.3  # than PyTorch's best way: does not run again
 SETS = 4  # how often PyTorch's code is made for other weights, or for the same after a change; from then on ours runs for these
 WHY = {Permission.LATER: "memory is short", Permission.BUSY: "other programs use the cores"}
 _spent = [0.0]
@@ -130,7 +130,7 @@ class _Graph:
         self.sets, self.due, self.choice, self.words = 0, 0.0, "", ""
         told.text = f"{OURS}: not measured yet"
         known = tuning_in_core.graph(self.file, self.key)
-        if known is not None and (known.is_settled or _rival(known)[1] >= CLEAR):
+        if known is not None:
             self.choice, self.words = known.ran, f"{_words(known)}, from the tuning file"
             told.text = self.words
         self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, inputs)
@@ -278,7 +278,7 @@ def _verdict(key: Key, times: Mapping[str, list[float]]) -> Entry:
     gains = sorted(theirs / mine for mine, theirs in zip(ours, times[rival], strict=True))
     ran = OURS if gains[len(gains) // 4 if len(gains) >= ENOUGH else 0] >= 1 else rival
     measured: dict[str, float | None] = {way: value / middle[ran] for way, value in {"torch": middle[rival], **middle}.items()}
-    return Entry(*key, ran, math := {OURS: OURS}.get(ran, "torch"), again, measured, [f"{ran} {math}"], tuning_in_core.now())
+    return Entry(*key, ran, {OURS: OURS}.get(ran, "torch"), again, measured, tuning_in_core.now())
 
 
 def _rival(entry: Entry) -> tuple[str, float]:

@@ -129,10 +129,16 @@ def _on_host(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _in_file(parameter: nn.Parameter) -> torch.Tensor:
-    """The same values, mapped from a file that is named by them: equal weights share its pages until one is written to."""
+    """The same values, mapped from a file that is named by them: equal weights share its pages until one is written to.
+
+    It lies in ``tmp_weight_<pid>_<session>``, in ``ASCEND_WORK_PATH`` or else in the working directory.
+    """
     data = parameter.data if parameter.is_cpu else _uncounted(parameter).copy_(parameter.data)
     content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage(), 0, (data.nbytes,), (1,)).numpy().data
-    path = _weights_folder() / f"weight_{hashlib.sha256(content).hexdigest()}"
+    if PLACES.folder is None:  # as CANN has it
+        root = Path(os.environ.get("ASCEND_WORK_PATH") or ".").resolve()
+        PLACES.folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
+    path = PLACES.folder / f"weight_{hashlib.sha256(content).hexdigest()}"
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # again, if somebody has removed it
@@ -143,14 +149,6 @@ def _in_file(parameter: nn.Parameter) -> torch.Tensor:
     except RuntimeError as error:  # torch's own error where it cannot map
         raise SwitchError(f"external_weight: {path}: {error}") from error
     return mapped.as_strided(data.shape, data.stride())
-
-
-def _weights_folder() -> Path:
-    """As CANN has it: ``tmp_weight_<pid>_<session>`` in ``ASCEND_WORK_PATH``, else in the working directory."""
-    if PLACES.folder is None:
-        root = Path(os.environ.get("ASCEND_WORK_PATH") or ".").resolve()
-        PLACES.folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
-    return PLACES.folder
 
 
 # --- copies for the device --------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def _make(spec: BuildSpec, verbose: bool) -> bytes:
             path.write_bytes(data)
     command = [f"{BIN_DIR}/ninja", "-v", "-j", str(len(os.sched_getaffinity(0)))]
     env = {**os.environ, "LC_ALL": "C"}
-    say(f"building {spec.what} (once, in about a minute)")
+    say(f"building {spec.what} (once, it takes minutes)")
     with open(log := folder / "log", "w+", encoding="utf-8", errors="replace") as output:
         done = run(command, cwd=folder, env=env, stdout=2 if verbose else output, stderr=STDOUT, check=False)
         output.seek(0)

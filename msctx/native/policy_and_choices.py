@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -225,13 +224,8 @@ class Tally:
 
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
-    hint, names = "", [pattern for field, pattern in rule.conditions if field == "module"]
-    if names and not watched_models.OPEN:
-        hint = "; ctx.watch(model) makes the paths of a model's modules known"
-    elif any(fnmatchcase(path, name) for name in names for model in [*watched_models.OPEN] for path in model.paths):
-        hint = (
-            "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
-        )
+    is_of_modules = any(field == "module" for field, _ in rule.conditions) and not watched_models.OPEN
+    hint = "; ctx.watch(model) makes the paths of a model's modules known" if is_of_modules else ""
     return f"{option}: no {what} matched {str(rule).partition(': ')[0]}{hint}"
 
 

@@ -22,7 +22,7 @@ from torch.backends import mha
 from torch.optim import optimizer
 
 from msctx import notices
-from msctx.native import module_tracker, precision_policies, watched_models
+from msctx.native import core, module_tracker, precision_policies, watched_models
 from msctx.native.counter_lifetimes import Held
 from msctx.outside_dynamo import outside_dynamo, untraced
 
@@ -39,7 +39,7 @@ def _enter(module: nn.Module, call: module_tracker.Call) -> None:
             precision_policies.switch(number)
 
 
-def _leave(entered: tuple[precision_policies.InForce, watched_models.Place | None, precision_policies.Policies, int]) -> None:
+def _leave(entered: tuple[precision_policies.InForce, watched_models.Place | None, Any, int]) -> None:
     now, around, policies, before = entered
     now.place = around
     if now.current != before or now.policies is not policies:
@@ -155,9 +155,11 @@ _here = _Here()
 
 @outside_dynamo
 def _in_steps(steps: int) -> None:
-    """An optimizer's closure computes with gradients; its own arithmetic has none."""
+    """While an optimizer steps, the policies of this thread pause for what records no graph."""
     _here.steps = steps
-    precision_policies.pause(bool(steps))
+    core.load().c.msctx_precision_pause(bool(steps))
+    for policy in precision_policies.here.now.policies.values() if not steps else ():  # it has changed the weights
+        policy.thaw()
 
 
 @untraced

@@ -60,9 +60,6 @@ class Policy:
             core.load().c.msctx_precision_thaw(number)
 
 
-Policies = dict[str, Policy]
-"""Device → what is in force."""
-
 _lock = threading.Lock()
 _installed: set[str] = set()
 _policies: dict[str, Policy] = {}
@@ -81,7 +78,7 @@ class InForce:
     contexts, or of the forward pass. *place*: of the innermost named module that runs. *current*: the number inside that.
     """
 
-    policies: Policies
+    policies: dict[str, Policy]  # by device
     number: int = -1
     models: Collection[Model] = field(default_factory=lambda: watched_models.OPEN)
     place: watched_models.Place | None = None
@@ -93,7 +90,7 @@ class _Here(threading.local):
         self.now = InForce({})  # what is in force
         self.stack = [self.now]  # it is the last one; those before it are around checkpoints that are computed again
         self.next: InForce | None = None  # the checkpoint that is about to be computed again
-        self.reported: Policies | None = None  # whose autocast was
+        self.reported: dict[str, Policy] | None = None  # whose autocast was
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
         self.tag: Any = None  # of the program before the first policy: its override, and the tag
 
@@ -179,14 +176,6 @@ def switch(number: int) -> None:
     c.msctx_precision_switch(number)
     show_noted(c.msctx_precision_note_autocast(-1))
     here.now.current = number
-
-
-def pause(on: bool) -> None:
-    """Pause the policies of this thread while an optimizer steps, but for what records a graph; or go on."""
-    core.load().c.msctx_precision_pause(on)
-    if not on:  # it has changed the weights
-        for policy in here.now.policies.values():
-            policy.thaw()
 
 
 def counts(numbers: Iterable[int]) -> dict[int, Any]:

@@ -7,7 +7,7 @@ order and stop at the same batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,9 +72,7 @@ def _iterate(loader: Any) -> Any:
         return _plain(loader)
     share = _share(requested["rank"], ranks)
     share.number += 1
-    size = len(loader.dataset) if isinstance(loader.dataset, Sized) else None
-    what = f"{type(loader.dataset).__qualname__} of size {size} in batches of {loader.batch_size}"
-    return _received(share, share.number, what) if share.rank else _sent(share, share.number, what, loader)
+    return _received(share, share.number) if share.rank else _sent(share, share.number, loader)
 
 
 def _share(mine: int, ranks: list[int]) -> _Share:
@@ -90,24 +88,24 @@ def _share(mine: int, ranks: list[int]) -> _Share:
     return _shares[key]
 
 
-def _sent(share: _Share, number: int, what: str, loader: Any) -> Iterator[Any]:
+def _sent(share: _Share, number: int, loader: Any) -> Iterator[Any]:
     try:
         for batch in _plain(loader):
-            share.exchange((number, what, "batch", batch))
+            share.exchange((number, "batch", batch))
             yield batch
     except Exception as error:
-        share.exchange((number, what, "error", named(error)))
+        share.exchange((number, "error", named(error)))
         raise
-    share.exchange((number, what, "end", None))
+    share.exchange((number, "end", None))
 
 
-def _received(share: _Share, number: int, what: str) -> Iterator[Any]:
+def _received(share: _Share, number: int) -> Iterator[Any]:
     while True:
-        theirs, their_what, kind, content = share.exchange()
-        if (theirs, their_what) != (number, what):
+        theirs, kind, content = share.exchange()
+        if theirs != number:
             raise ScopeError(
-                f"local_rank_id=0 is in iteration {theirs}, over {their_what}; local_rank_id={share.rank} is in iteration {number}, "
-                f"over {what}. Iterate over the same loaders in the same order, and stop at the same batch"
+                f"local_rank_id=0 is in iteration {theirs}, local_rank_id={share.rank} in iteration {number}. Iterate over the same "
+                "loaders in the same order, and stop at the same batch"
             )
         if kind == "error":
             raise RuntimeError(f"local_rank_id=0, which loads the data, could not: {content}")

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,15 +16,13 @@ from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir, core
 from msctx.native.cuda import compiled_kernels
 
-FORMAT = "msctx tuning 3.0"
-IN_CACHE = "tuning/measured_3.json"
+FORMAT = "msctx tuning 4.0"
+IN_CACHE = "tuning/measured_4.json"
 IN_WORK_PATH = "msctx_tuning.json"
 """Problems that were recorded to be measured later, and what tuning has measured: the file in work_path."""
 OTHER = "name another file with tuning_file"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""
-ENOUGH = 3
-"""So many processes have to choose alike: until then, each later one measures again."""
 
 # --- stamps -----------------------------------------------------------------------------------------------------------
 
@@ -106,8 +104,8 @@ class Key(NamedTuple):
 class Entry:
     """What was chosen for a problem: *ran* and *math* as in choices(), each contender's time in units of the winner's, and when.
 
-    *again*: how far apart two runs of PyTorch in one round were. *votes*: what each process chose. *ran* is empty if the problem was
-    only recorded, or if other load kept it from being measured, which *math* says.
+    *again*: how far apart two runs of PyTorch in one round were. *ran* is empty if the problem was only recorded, or if other load
+    kept it from being measured, which *math* says.
     """
 
     direction: str
@@ -118,11 +116,10 @@ class Entry:
     math: str
     again: float
     measured: dict[str, float | None] = field(hash=False)
-    votes: list[str] = field(hash=False)
     when: str
 
     def __post_init__(self) -> None:
-        texts = self.direction, self.problem, self.permissions, self.ran, self.math, self.when, *self.measured, *self.votes
+        texts = self.direction, self.problem, self.permissions, self.ran, self.math, self.when, *self.measured
         if not all(isinstance(text, str) and text.isprintable() for text in texts) or type(self.threads) is not int:
             raise TypeError("an entry has a field of another type")
         if not all(ratio is None or 0 < ratio < 1e9 for ratio in (self.again, *self.measured.values())):
@@ -131,16 +128,6 @@ class Entry:
     @property
     def key(self) -> Key:
         return Key(self.direction, self.problem, self.threads, self.permissions)
-
-    @property
-    def is_settled(self) -> bool:
-        return self.votes.count(f"{self.ran} {self.math}") >= ENOUGH
-
-    def with_vote(self, new: Entry) -> Entry:
-        """What most processes chose, *new* included; PyTorch's own path, if that is one of several."""
-        votes = [*self.votes, *new.votes]
-        most = max(votes, key=lambda one: (votes.count(one), one.endswith(" torch")))
-        return self if self.is_settled else replace(new if most in new.votes else self, votes=votes)
 
 
 Groups = dict[Stamp, dict[Key, Entry]]
@@ -181,7 +168,7 @@ def read(path: Path) -> Groups:
 
 
 def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]]) -> None:
-    """Add entries to a file, whoever else writes it meanwhile: each result has a vote, and replaces what was only recorded.
+    """Add entries to a file, whoever else writes it meanwhile: the first result stays, and replaces what was only recorded.
 
     Raises:
         FileError: it cannot be read or written, or is no tuning file: then it is left as it is.
@@ -194,8 +181,6 @@ def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]]) -> None:
                 old = group.get(key)
                 if old is None or (entry.measured and not old.ran):
                     group[key] = entry
-                elif entry.ran:
-                    group[key] = old.with_vote(entry)
         cachedir.write(path.resolve(), text_of(groups).encode(), mode=0o666)  # as the umask has it: it may be shared
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,16 @@ class _Table:
             now = ()
         if now == self.read or (self.run and self.read is not None):
             return
-        self.read, known = now, list[dict[str, Any]]()
+        self.read, known = now, dict[Key, Entry]()
         try:
-            known = matching(tuning_file.read(self.path), stamp(library, self.place))
+            known = tuning_file.read(self.path).get(stamp(library, self.place), known)
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
         known = ranks_and_process_group.of_first(known) if self.run else known
-        for row in reversed([row for row in known if row["direction"] == GRAPH]):  # the first holds
-            entry = Entry(**{one.name: row[one.name] for one in fields(Entry)})
-            self.graphs[entry.key] = entry
-        library.c.msctx_learn(self.number, core.json_of([row for row in known if row["direction"] != GRAPH]))
+        results = [entry for entry in known.values() if entry.ran]
+        self.graphs |= {entry.key: entry for entry in results if entry.direction == GRAPH}
+        others = [{**asdict(entry), "source": _source(entry)} for entry in results if entry.direction != GRAPH]
+        library.c.msctx_learn(self.number, core.json_of(others))
 
 
 _lock = threading.RLock()
@@ -124,7 +124,7 @@ def keep_graph(given: str | None, entry: Entry) -> None:
 
 
 def used_by(rows: Iterable[Any]) -> Groups:
-    """The entries for problems of choices(), from the files that this process has used: what ran, as if all agreed on it."""
+    """The entries for problems of choices(), from the files that this process has used, with what ran."""
     library = core.loaded()
     wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.requested == "performance"}
     found: Groups = {}
@@ -137,8 +137,7 @@ def used_by(rows: Iterable[Any]) -> Groups:
             for key, entry in tuning_file.read(path).get(which, {}).items():
                 if key[:2] in wanted and entry.math:
                     ran, math = wanted[key[:2]]
-                    agreed = replace(entry, ran=ran, math=math, votes=[f"{ran} {math}"] * tuning_file.ENOUGH)
-                    found.setdefault(which, {})[key] = entry if entry.is_settled else agreed
+                    found.setdefault(which, {})[key] = replace(entry, ran=ran, math=math)
     return found
 
 
@@ -152,13 +151,8 @@ def here() -> dict[str, Stamp]:
     return {place: stamp(core.load(), place) for place in places}
 
 
-def matching(groups: Groups, here: Stamp) -> list[dict[str, Any]]:
-    """The results that hold under a stamp, as the library takes them, and how they came about."""
-    found = []
-    for entry in groups.get(here, {}).values():
-        source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}"
-        found += [{**asdict(entry), "source": source, "settled": entry.is_settled}] if entry.ran else []
-    return found
+def _source(entry: Entry) -> str:
+    return f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}"
 
 
 def permission(number: int) -> int:

@@ -63,7 +63,7 @@ def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path, command):
 
 FIGURES = {"torch": 1.25, "gemm": 1.0}
 KEY = ("fprop", "1x3x8x8 * 4x3x3x3, float32", 2, "strict")
-ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, ["gemm strict"] * 2, "2026-01-02T03:04Z")
+ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, "2026-01-02T03:04Z")
 
 
 @pytest.fixture
@@ -84,13 +84,13 @@ def here() -> Stamp:
 
 def test_show_and_clear(tune, own_tuning_file):
     assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
-    recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={}, votes=[])
+    recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={})
     write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="beside other load"))
     write(own_tuning_file, replace(here(), cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
     code, out, _ = tune("show")
     assert code == 0
     uses = ("used here\n", "not used here: another cpu, flags")
-    parts = ("5 entries", *uses, ENTRY.problem, "1.25x", "1.02x", " 2 ", "beside other load")
+    parts = ("5 entries", *uses, ENTRY.problem, "1.25x", "1.02x", "beside other load")
     assert [part for part in (*parts, "not measured yet") if part not in out] == []
     found = json.loads(tune("show", "--json")[1])
     assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})

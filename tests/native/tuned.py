@@ -31,7 +31,6 @@ def entry(problem: str, ran: str = "direct", **more: Any) -> Entry:
     math = "torch" if ran == "torch" else "strict"
     said = {"direction": "fprop", "threads": torch.get_num_threads(), "permissions": USUAL, "when": "2026-01-02T03:04Z"}
     said |= {"math": math, "measured": {"torch": 2.0, ran: 1.0, "fft": None}, "again": 1.01}
-    said |= {"votes": [f"{ran} {more.get('math', math)}"] * (3 if ran else 0)}
     return Entry(problem=problem, ran=ran, **(said | more))
 
 

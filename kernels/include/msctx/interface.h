@@ -268,7 +268,7 @@ MSCTX_API void msctx_give_back(const struct Taken* taken);
 struct Decision {
   const struct ConvRow* row MSCTX_ZERO;  // null: torch's own path
   const char* ran MSCTX_ZERO;            // the name of the row's algorithm, or "torch"
-  int32_t to_measure MSCTX_ZERO;         // `performance`, and too few have measured it: row is what they found, or that of `normal`
+  int32_t to_measure MSCTX_ZERO;         // `performance`, and it is not measured yet: row is that of `normal`
   // Where the named algorithm does not run: a line for a warning, and what an error says. Else null.
   const char *warning MSCTX_ZERO, *error MSCTX_ZERO;
 };
