@@ -11,10 +11,8 @@ import secrets
 import shutil
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +82,7 @@ def naming(path: Path, do: str = ELSEWHERE) -> Iterator[None]:
         yield
     except (OSError, NotImplementedError) as error:
         place, why = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
-        room = "make room there, or " if getattr(error, "errno", 0) in (ENOSPC, EDQUOT) else ""
-        raise NativeError(f"{place}: {why}; {room}{do}") from None
+        raise NativeError(f"{place}: {why}; {do}") from None
 
 
 def write(path: Path, data: bytes | memoryview | Callable[[Any], object], mode: int = 0o600) -> None:
@@ -108,11 +105,7 @@ def digest(*parts: Any) -> str:
 def cached(kind: str, name: str) -> Path | None:
     """The file, if it was made. Takes no lock and needs no right to write."""
     check(place := location())
-    if not (path := place / kind / name).is_file():
-        return None
-    with suppress(OSError):  # what is used stays
-        os.utime(path)
-    return path
+    return path if (path := place / kind / name).is_file() else None
 
 
 def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
@@ -124,19 +117,15 @@ def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
     with naming(path), FileLock(folder() / "building.lock", mode=0o600):
         if not path.is_file():
             write(path, make())
-    with suppress(OSError, NativeError):
-        remove(days=30)
     return path
 
 
-def remove(days: int = 0) -> int:
-    """Remove what nobody has used for so many days; returns how many bytes that were."""
-    size, before = 0, time.time() + 1 - days * 86400
-    for path in [path for kind in ("native", "cuda", "build") for path in location().glob(f"{kind}/*")]:
-        with suppress(FileNotFoundError):  # another process tidies up, too
-            if path.lstat().st_mtime < before:
-                size += sum(each.lstat().st_size for each in [path, *path.rglob("*")] if each.is_file())
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def remove() -> int:
+    """Remove what was compiled; returns how many bytes that were."""
+    folders = [location() / kind for kind in ("native", "cuda", "build")]
+    size = sum(each.lstat().st_size for folder in folders for each in folder.rglob("*") if each.is_file())
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     return size
 
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msctx.native import counter_lifetimes, precision_policies
 from msctx.options.precision_policy import LEAVE, precision_of
 from msctx.tables import Row, Rows
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Counts = dict[int, np.ndarray[Any, Any]]
-    """Number of a policy → for each operator what has been counted: see precision_policies.COUNTED."""
-
-
+Counts = dict[int, Any]
+"""Number of a policy → for each operator what has been counted, an array: see precision_policies.COUNTED."""
 numbers: set[int] = set()
 """Of the policies that are in force in any thread, or around a checkpoint there."""
 

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import threading
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint64, c_void_p, py_object
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p, py_object
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ISA_VARIABLE = "MSCTX_ISA"
 PLACES = ("cpu", "cuda", "ascend")
 """The kinds of devices that have a policy of their own."""
-CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
+CUDA = (b"libcudnn.so.9", b"libtorch_cuda.so", b"CUDA")
 """The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
 
 # --- types of the C functions -----------------------------------------------------------------------------------------
@@ -35,17 +35,9 @@ _free = ctypes.CDLL(None).free
 _free.argtypes = [c_void_p]
 
 
-class STR(c_char_p):
-    """An argument of type ``str``, or ``None``."""
-
-    @classmethod
-    def from_param(cls, value: str | None) -> Any:
-        return value if value is None else value.encode()
-
-
-def json_of(value: Any) -> str:
+def json_of(value: Any) -> bytes:
     """Plain data as the library reads it (kernels/include/msctx/json.h)."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _enough(found: int | None, *_: Any) -> int:
@@ -75,49 +67,38 @@ class Parallel(ctypes.Structure):
     _fields_ = [("threads", c_int), ("pool", c_void_p), ("run", c_void_p)]
 
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_isa": (TEXT, [c_int]),
-    "msctx_isa_in_use": (TEXT, []),
-    "msctx_compiler": (TEXT, []),
-    "msctx_use_isa": (c_int, [STR]),
-    "msctx_install": (TEXT, [py_object]),
-    "msctx_install_cuda": (TEXT, [STR, STR, STR]),
-    "msctx_install_npu": (TEXT, [c_int]),
-    "msctx_serve_cuda_kernels": (c_char_p, [py_object, STR]),
-    "msctx_hook_problem": (TEXT, [c_int]),
-    "msctx_set_policy": (DONE, [c_int, STR]),
-    "msctx_book_new": (HANDLE, [STR]),
-    "msctx_book_delete": (None, [c_void_p]),
-    "msctx_book_open": (DONE, [c_void_p]),
-    "msctx_book_close": (DONE, [c_void_p]),
-    "msctx_book_rows": (JSON, [c_void_p]),
-    "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
-    "msctx_fingerprint": (DONE, [STR, c_void_p, c_int64, c_void_p, POINTER(Parallel)]),
-    "msctx_own_threads": (Parallel, [c_int]),
-    "msctx_learn": (DONE, [c_int32, STR]),
-    "msctx_measured": (JSON, []),
-    "msctx_measurements": (c_int64, []),
-    "msctx_measuring_seconds": (c_double, []),
-    "msctx_ask_before_measuring": (None, [py_object]),
-    "msctx_watch": (None, [c_int64, STR]),
-    "msctx_compiled_with": (None, [STR]),
-    "msctx_watch_model": (None, [c_int64, c_int]),
-    "msctx_look_for_weights": (None, [py_object]),
-    "msctx_collect": (None, [STR, c_int64, py_object, py_object, py_object]),
-    "msctx_collect_dropped": (c_int64, []),
-    "msctx_collected": (JSON, [c_int64]),
-    "msctx_text": (c_void_p, [STR]),
-    "msctx_enter_module": (c_void_p, [c_void_p]),
-    "msctx_running": (JSON, []),
-    "msctx_pool_set": (TEXT, [c_int]),
-    "msctx_pool_empty_cache": (c_int64, []),
-    "msctx_cap_set": (c_int64, [c_int64, c_int64, STR]),
-    "msctx_cap_close": (None, [c_int64]),
-    "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
-    "msctx_precision_install": (TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
-    "msctx_precision_policy": (c_int, [STR]),
+# What takes or returns an int, nothing, bytes, or what ctypes has made needs no declaration
+_RETURNS: dict[Any, str] = {
+    TEXT: "isa isa_in_use compiler install install_cuda install_npu hook_problem pool_set precision_install",
+    DONE: "set_policy book_open book_close fingerprint learn",
+    JSON: "book_rows measured collected running",
+    HANDLE: "book_new",
+    (c_char_p,): "serve_cuda_kernels",
+    (c_double,): "measuring_seconds",
+    (c_int64,): "measurements collect_dropped pool_empty_cache cap_set",
+    (c_void_p,): "text enter_module",
+    (Parallel,): "own_threads",
 }
-"""Of all functions but those that return an ``int`` or nothing, and take such or pointers that ctypes has made: they need none."""
+_TAKES: dict[str, list[Any]] = {
+    "install": [py_object],
+    "serve_cuda_kernels": [py_object, c_char_p],
+    "book_delete": [c_void_p],
+    "book_open": [c_void_p],
+    "book_close": [c_void_p],
+    "book_rows": [c_void_p],
+    "book_unmatched": [c_void_p, c_int],
+    "fingerprint": [c_char_p, c_void_p, c_int64, c_void_p, POINTER(Parallel)],
+    "ask_before_measuring": [py_object],
+    "watch": [c_int64, c_char_p],
+    "watch_model": [c_int64, c_int],
+    "look_for_weights": [py_object],
+    "collect": [c_char_p, c_int64, py_object, py_object, py_object],
+    "collected": [c_int64],
+    "enter_module": [c_void_p],
+    "cap_set": [c_int64, c_int64, c_char_p],
+    "cap_close": [c_int64],
+    "cap_counts": [c_int64, POINTER(c_int64)],
+}
 
 
 class Core:
@@ -132,16 +113,16 @@ class Core:
         self.c = c = ctypes.CDLL(str(made.glue))
         for name in ("msctx_enter_module", "msctx_on_trial", "msctx_precision_switch", "msctx_precision_note_autocast"):
             setattr(c, name, getattr(ctypes.PyDLL(str(made.glue)), name))  # it is done before the GIL would be released
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(c, name)
-            function.argtypes = arguments
-            if isinstance(result, tuple):
-                function.restype, function.errcheck = result
-            else:
+        for name, arguments in _TAKES.items():
+            getattr(c, f"msctx_{name}").argtypes = arguments
+        for (result, *read), names in _RETURNS.items():
+            for function in (getattr(c, f"msctx_{name}") for name in names.split()):
                 function.restype = result
+                if read:
+                    function.errcheck = read[0]
         self.hooked = {"cpu"}
         wanted = os.environ.get(ISA_VARIABLE)
-        if wanted and not c.msctx_use_isa(wanted):
+        if wanted and not c.msctx_use_isa(wanted.encode()):
             raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}")
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
@@ -239,7 +220,7 @@ def load_with_cuda() -> Core:
             from msctx.native.cuda import depthwise_launches, driver
 
             # without a driver nothing of ours runs there, as its rows show
-            library.c.msctx_serve_cuda_kernels(depthwise_launches.plan, driver.LIBRARY)
+            library.c.msctx_serve_cuda_kernels(depthwise_launches.plan, driver.LIBRARY.encode())
     return library
 
 
@@ -278,7 +259,7 @@ def cudnn_obstacle() -> str:
     """Why cuDNN's algorithms cannot be named in this process, or ``""``; cheap. Import torch before."""
     if problem := hook_problem("cuda"):
         return problem
-    for name in CUDA[:2]:
+    for name in map(bytes.decode, CUDA[:2]):
         try:
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:

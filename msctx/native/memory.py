@@ -30,17 +30,6 @@ def share_left() -> float:
     return min((1.0 - used / cap for used, cap in _group_caps()), default=1.0)
 
 
-def share_left_on_gpu() -> float:
-    """The same of the current GPU's cap, which torch's allocator keeps to: that of ``max_device_memory``, or one set past msctx."""
-    import torch
-
-    if not torch.cuda.is_initialized() or (fraction := torch.cuda.get_per_process_memory_fraction()) >= 1.0:
-        return 1.0
-    cap = fraction * torch.cuda.get_device_properties().total_memory
-    # what the allocator has reserved and not given out, it gives back where it would pass the cap
-    return 1.0 - torch.cuda.memory_allocated() / cap if cap else 0.0
-
-
 def free_bytes() -> int:
     """How many bytes this process can still have: what the system has left, or the tightest cap on the process."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -128,11 +117,11 @@ def write_caps(value: tuple[Cap, ...]) -> None:
         _caps = value
 
 
-def _limit(wanted: Cap, counted: int = 0) -> tuple[int, str]:
+def _limit(wanted: Cap, counted: int = 0) -> tuple[int, bytes]:
     """The limit of a cap, no more than is free (with idle blocks and what the cap has *counted* already), and its text."""
     requested, origin = wanted
     most = free_bytes() + _counts(0)["idle_bytes"] + counted
-    return min(requested, most), origin if requested <= most else f"{origin}, lowered to what was free"
+    return min(requested, most), (origin if requested <= most else f"{origin}, lowered to what was free").encode()
 
 
 def _counts(number: int) -> dict[str, int]:

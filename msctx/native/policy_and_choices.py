@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 from msctx.native import core, counter_lifetimes, watched_models
@@ -41,16 +40,10 @@ def write(place: str, policy: ConvPolicy | None) -> None:
             number = tuning_in_core.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning_in_core.table(library, records, place, only_records=True) if records else 0
-            text = _json(policy, number, recording)
+            others = {"tuning_file": number, "work_path": recording, "rules": [asdict(rule) for rule in policy.rules]}
+            text = core.json_of({**asdict(policy), **others})
         core.load().c.msctx_set_policy(core.PLACES.index(place), text)
         tuning_in_core.keep(core.load())
-
-
-@lru_cache(maxsize=64)
-def _json(policy: ConvPolicy, tuning: int, recording: int) -> str:
-    """The policy as ``Policy`` reads it (kernels/common/policy.h): with its rules, and the numbers of tables for paths."""
-    tables = {"tuning_file": tuning, "work_path": recording}
-    return core.json_of({**asdict(policy), **tables, "rules": [asdict(rule) for rule in policy.rules]})
 
 
 Shape = tuple[int, ...]

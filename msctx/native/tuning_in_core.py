@@ -6,24 +6,20 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError
 from msctx.native import build, core, memory, ranks_and_process_group, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.core import Core
-from msctx.native.tuning_file import GRAPH, Entry, Groups, Key, Stamp, stamp
+from msctx.native.tuning_file import GRAPH, Entry, Key, Stamp, stamp
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/interface.h."""
-SHARE_LEFT = {"cpu": memory.share_left, "cuda": memory.share_left_on_gpu}
-"""What is left of the caps on memory, by the kind of device."""
 
 
 @dataclass(slots=True)
@@ -123,24 +119,6 @@ def keep_graph(given: str | None, entry: Entry) -> None:
         _merge(one, [entry])
 
 
-def used_by(rows: Iterable[Any]) -> Groups:
-    """The entries for problems of choices(), from the files that this process has used, with what ran."""
-    library = core.loaded()
-    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.requested == "performance"}
-    found: Groups = {}
-    if library is None or not wanted:
-        return found
-    keep(library)
-    for path, place in {(one.path, one.place) for one in _tables.values()}:
-        with suppress(FileError):  # reported when it was to be used
-            which = stamp(library, place)
-            for key, entry in tuning_file.read(path).get(which, {}).items():
-                if key[:2] in wanted and entry.math:
-                    ran, math = wanted[key[:2]]
-                    found.setdefault(which, {})[key] = replace(entry, ran=ran, math=math)
-    return found
-
-
 def here() -> dict[str, Stamp]:
     """The stamps of this machine by kind of device: none where the native core is not built, nor of CUDA without a GPU to ask."""
     import torch
@@ -163,7 +141,8 @@ def permission(number: int) -> int:
     keep(library := core.load())
     if _is_compiling():
         return Permission.NOT_THIS_CALL
-    if SHARE_LEFT[[*_tables.values()][number - 1].place]() < 0.2:  # what is tried takes memory of its own
+    place = [*_tables.values()][number - 1].place
+    if place == "cpu" and memory.share_left() < 0.2:  # what is tried takes memory of its own; on a GPU it fails without harm
         return Permission.LATER
     _progress(library)
     rank = ranks_and_process_group.rank()

@@ -58,7 +58,7 @@ def _number_of(path: str, module: nn.Module) -> int:
         if _modules[number]() in (module, None):
             break
     else:
-        number = core.load().c.msctx_text(path)
+        number = core.load().c.msctx_text(path.encode())
         _numbers[path].append(number)
     _modules[number] = weakref.ref(module)
     return number

@@ -202,7 +202,7 @@ def _place(is_frame: int) -> int:
 
 @functools.cache
 def _text(line: str) -> int:
-    found: int = core.load().c.msctx_text(line)
+    found: int = core.load().c.msctx_text(line.encode())
     return found
 
 

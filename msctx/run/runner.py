@@ -21,7 +21,7 @@ from msctx.context.process_wide import BASE
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.report import explained
-from msctx.native import counter_lifetimes, tuning_file, tuning_in_core
+from msctx.native import counter_lifetimes
 from msctx.options.layer_sources import collected
 from msctx.plan import Plan
 from msctx.run import launch
@@ -166,8 +166,6 @@ def _write_computed(run: Run, result: dict[str, Any], computed: Any, made: Any) 
         record.json("precisions.json", computed.as_dicts())
     if made:
         record.json("choices.json", made.as_dicts())
-        if tuned := tuning_in_core.used_by(made):
-            record.text("tuning.json", tuning_file.text_of(tuned))
 
 
 def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ranks import two_ranks
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import core, tuning_in_core
+from msctx.native import core, memory, tuning_in_core
 from msctx.native.policy_and_choices import Choice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,7 +129,7 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
     own_tuning_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(tuning_in_core.SHARE_LEFT, "cpu", lambda: 0.01)
+        patch.setattr(memory, "share_left", lambda: 0.01)
         row, measured = forward(tuning_file=tmp_path / "tuning.json")
         assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
     calm = iter([False])  # load that begins during a measurement

@@ -59,23 +59,6 @@ def test_the_recorded_configuration_repeats_the_run(tmp_path):
     assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["context"]["seed"] == 7
 
 
-def test_what_performance_chose_is_recorded_so_that_another_run_chooses_it(job, tmp_path):
-    source = """
-    import torch
-    def main():
-        torch.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3))
-    """
-    words = ["conv_fprop_algo=performance", "deterministic=OFF"]
-    rows = []
-    for name in ("a", "b"):
-        run_experiment(read(job(source), words), str(tmp_path / name))
-        rows += json.loads((tmp_path / name / "choices.json").read_text())
-        words.append(f"tuning_file={tmp_path / name / 'tuning.json'}")
-    assert rows[0]["ran"] == rows[1]["ran"]
-    assert (rows[0]["reasons"][0], rows[1]["reasons"][0][:20]) == ("measured in this process", "from the tuning file")
-    assert (tmp_path / "a" / "tuning.json").read_bytes() == (tmp_path / "b" / "tuning.json").read_bytes()
-
-
 def test_with_block_and_yaml_do_the_same(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "configs" / "experiments"))
     import digits
