@@ -31,8 +31,6 @@ from msctx.observers.slots_and_files import Slot
 
 MOST_STEPS = 100
 """Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth. Later ones are left out."""
-ROWS = 100
-"""Of the table: the operators that take longest."""
 Options = Mapping[str, Any]
 _OURS = re.compile(r"msctx_.+\.[0-9]{19}\..+")
 """The names of its files."""
@@ -111,7 +109,7 @@ class _Recording:
         stem = f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"  # as TensorBoard wants it
         files.write(self._folder / f"{stem}.pt.trace.json", lambda file: part.export_chrome_trace(file.name))
         if self.settings["operators"]:
-            files.write(self._folder / f"{stem}.operators.txt", averages.table(sort_by="self_cpu_time_total", row_limit=ROWS))
+            files.write(self._folder / f"{stem}.operators.txt", averages.table(sort_by="self_cpu_time_total", row_limit=100))
         if limit := self.settings["storage_limit"]:
             ours = (path for path in self._folder.iterdir() if _OURS.fullmatch(path.name))
             files.keep_within(ours, limit << 20, limit << 20, lambda path, _: path.name.startswith(stem))

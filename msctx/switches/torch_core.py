@@ -90,8 +90,6 @@ def _enter_module(module: Any, call: module_tracker.Call) -> None:
 
 # --- denormals: whether numbers below the smallest normal one are zero, a mode of each thread's floating-point unit ----
 
-_ENVIRONMENT = 64
-"""Bytes, more than any C library's fenv_t has."""
 _process = os.getpid()
 _most = torch.get_num_threads()
 """Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
@@ -129,7 +127,7 @@ def _reach_pool() -> None:
     if not _is_reached or found is None or _most < 2 or os.getpid() != _process:
         return
     libm, openmp = found
-    environment = ctypes.create_string_buffer(_ENVIRONMENT)
+    environment = ctypes.create_string_buffer(64)  # more than any C library's fenv_t has
     libm.fegetenv(environment)
     openmp.GOMP_parallel(ctypes.cast(libm.fesetenv, ctypes.c_void_p), ctypes.addressof(environment), _most, 0)
 

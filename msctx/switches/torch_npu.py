@@ -148,7 +148,7 @@ def _op_limit() -> int | None:
 
 
 LONGEST = (2**32 - 1) // 1000
-"""Seconds: torch_npu counts milliseconds in 32 bits."""
+"""Seconds: torch_npu counts milliseconds in 32 bits; as good as no limit."""
 
 
 class _Timeout:
@@ -168,12 +168,9 @@ class _Timeout:
             if self.read() is None:
                 limit = _op_limit()
                 self.found = MILLISECONDS if limit is None else limit
-            npu().set_op_timeout_ms(self.found if seconds is None else seconds * 1000)
+            npu().set_op_timeout_ms(self.found if seconds is None else min(seconds, LONGEST) * 1000)
         self.seconds = seconds
         self.in_force = None if seconds is None else _op_limit()
-
-    def blocked(self, seconds: int | None) -> str:
-        return f"torch_npu takes at most {LONGEST} seconds" if seconds is not None and seconds > LONGEST else ""
 
 
 # --- what only the start of the device reads ----------------------------------------------------------------------------
