@@ -42,6 +42,17 @@ class Hold:
     late: dict[str, str] = field(default_factory=dict)
     sources: Mapping[str, Collection[str]] = field(default_factory=dict)  # switch → the options that set it, for messages
 
+    def of_others(self) -> list[Record]:
+        """What is set for another thread, or by one that others may follow."""
+        here = threading.current_thread()
+        return [one for one in [*self.records.values()] if one.switch.scope != "process" and one.who is not here]
+
+    def missed(self) -> list[str]:
+        """The switches of these that do not act in this thread."""
+        there = [one.switch for one in self.of_others() if not one.switch.is_satisfied(one.want)]
+        holds = {switch.name: HELD.get(key(switch, threading.current_thread())) for switch in there}
+        return [name for name, found in holds.items() if not found or found[-1].base]
+
 
 LOCK = threading.RLock()
 HELD: dict[tuple[str, threading.Thread | None], list[Hold]] = {}
@@ -88,6 +99,20 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
             _each(put_back, reversed(steps), error)
             raise
     return hold
+
+
+def check_base(wants: Mapping[str, Any], base: Hold, fresh: Collection[str]) -> None:
+    """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""
+    for record in base.of_others():
+        name, is_own = record.switch.name, record.switch.scope == "thread"
+        if not record.who.is_alive():
+            if is_own:
+                put_back(record.switch, record.found, base)
+        elif (is_own and name in fresh) or wants.get(name, AS_FOUND) != record.want:
+            raise ScopeError(
+                f"{', '.join(sorted(base.sources.get(name, ()))) or name} was set by set_context in another thread; change or "
+                "reset it there. Nothing was changed."
+            )
 
 
 def _check_threads(switches: list[Switch], hold: Hold) -> None:

@@ -21,7 +21,6 @@ from msctx.options import Layer, Setting, Settings
 from msctx.options.layer_sources import environment_layers, flatten, note_process
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
-from msctx.themes import AS_FOUND
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
@@ -89,18 +88,7 @@ class Base:
 
     def missed(self) -> dict[str, str]:
         """Switch → why what is set here does not act in this thread: PyTorch keeps it per thread, and another thread has set it."""
-        if self.hold is None:
-            return {}
-        from msctx.context.ledger import HELD, key
-
-        here, found = threading.current_thread(), {}
-        for name, record in [*self.hold.records.items()]:
-            if record.switch.scope == "process" or record.who is here or record.switch.is_satisfied(record.want):
-                continue
-            holds = HELD.get(key(record.switch, here))
-            if not holds or holds[-1].base:
-                found[name] = MISSED
-        return found
+        return dict.fromkeys(self.hold.missed() if self.hold else (), MISSED)
 
     def take_back(self, level: str, spellings: Collection[str]) -> None:
         """Take settings of one level back, and what the files hold that they name."""
@@ -158,9 +146,10 @@ class Base:
         warn_failing(plan, None, told=[r for r in (*self.plan.failing, *self.plan.incomplete) if r.spelling not in just_set])
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with put_off(), uninterrupted():  # values and switches change together
-            self._check_threads(plan.written, fresh)
+            ledger.check_base(plan.written, self.hold, fresh)
             ledger.settle()
             ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
+            self.hold.sources = plan.sources
             for text in self.follow(whole):
                 warn(text)
             self.levels, self.plan, self.settings = levels, plan.without(self.hold.late), settings
@@ -191,24 +180,6 @@ class Base:
         is_told = bool(self.since) and note_process(os.environ, json.dumps(found))
         for text in (*self.tally.end(), *([] if is_told else found)):
             warn(text)
-
-    def _check_threads(self, wants: Mapping[str, Any], fresh: Collection[str]) -> None:
-        """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""
-        from msctx.context import ledger
-
-        assert self.hold is not None
-        here = threading.current_thread()
-        for name, record in [*self.hold.records.items()]:
-            if record.switch.scope == "process" or record.who is here:
-                continue
-            if not record.who.is_alive():
-                if record.switch.scope == "thread":
-                    ledger.put_back(record.switch, record.found, self.hold)
-            elif (record.switch.scope == "thread" and name in fresh) or wants.get(name, AS_FOUND) != record.want:
-                options = ", ".join(sorted(self.plan.sources.get(name, ()))) or name
-                raise ScopeError(
-                    f"{options} was set by set_context in another thread; change or reset it there. Nothing was changed."
-                )
 
 
 BASE = Base()
