@@ -46,7 +46,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     runs.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
     runs.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
     machine.build: ("Build the native core now.", "msctx build"),
-    options.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
+    options.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py > train.yaml"),
     options.state: ("Show every switch of a fresh process.", None),
     options.diff: ("Compare the states of two runs.", None),
     machine.doctor: ("Check what this machine can do.", None),

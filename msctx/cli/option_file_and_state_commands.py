@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from msctx import devices, reference
 from msctx import migrate as migrating
@@ -83,20 +82,14 @@ def schema(json_: Json = False) -> None:
 def migrate(
     file: Annotated[str, typer.Argument(help="A script that sets MindSpore's context. It is read, not run.")],
     device: Device = None,
-    as_: Annotated[str | None, typer.Option("--as", metavar="yaml|block", help="Print only this form.")] = None,
     json_: Json = False,
 ) -> None:
-    """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""
-    forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
-    if as_ is not None and as_ not in forms:
-        raise OptionError([Diagnostic("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
-    if as_ is not None and json_:
-        raise OptionError([Diagnostic("--as", "--json prints all forms: give one of the two", "migrate")])
+    """What a MindSpore script sets, as YAML; on stderr a status for each option. Ends with 1 if it sets nothing."""
     found = migrating.read(file, device)
     plan = migrating.planned(found, device)
-    texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
-    text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
-    emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *output.plan_page(plan)))
+    emit(migrating.as_dict(found, plan), json_, lambda: migrating.as_yaml(found).rstrip("\n"))
+    if not json_:
+        output.show(output.console(sys.stderr), output.plan_page(plan))
     notes = [(str(c.mark), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
     notes += [(str(p.mark or ""), str(p)) for p in found.problems]  # a mark inside a text begins with the place of the text
     for _, note in () if json_ else sorted(notes, key=lambda one: [int(n) for n in re.findall(r":(\d+)", one[0])]):

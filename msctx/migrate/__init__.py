@@ -1,6 +1,6 @@
 """``msctx migrate``: reads the context calls of a MindSpore script, running nothing, and writes them as msctx has them."""
 
 from msctx.migrate.calls import Call, Entry
-from msctx.migrate.migration import Migration, as_dict, as_with_block, as_yaml, planned, read
+from msctx.migrate.migration import Migration, as_dict, as_yaml, planned, read
 
-__all__ = ["Call", "Entry", "Migration", "as_dict", "as_with_block", "as_yaml", "planned", "read"]
+__all__ = ["Call", "Entry", "Migration", "as_dict", "as_yaml", "planned", "read"]

@@ -1,8 +1,7 @@
-"""All that a script sets: its calls merged in order, checked by the options; as a YAML file, a with-block and data."""
+"""All that a script sets: its calls merged in order, checked by the options; as a YAML file and data."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -232,17 +231,24 @@ def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
             for p in migration.problems
         ],
         "yaml": as_yaml(migration),
-        "with_block": as_with_block(migration),
         "plan": plan.as_dict(),
     }
 
 
 def as_yaml(migration: Migration) -> str:
     """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
-    first = f"# What {_base_name(migration.file)} sets, found by `msctx migrate`. Use: msctx exec FILE.yaml -- python loop.py"
-    paths = "# Files that options name stand in its folder or in the working directory; of a with-block, in the latter"
-    body = [*_yaml(_set(migration), "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
-    return "\n".join([first, paths, "context:" if body else "context: {}", *body, ""])
+    plan = planned(migration)
+    rows = [(row.spelling, row.assignments) for row in plan.rows if row.device == plan.main_device]
+    watching = [name for name, set_ in rows if any(on and switch.startswith("models.") for switch, on in set_.items())]
+    head = [
+        f"# What {_base_name(migration.file)} sets, found by `msctx migrate`. Use: msctx exec FILE.yaml -- python loop.py",
+        '# In Python: with msctx.context("FILE.yaml") as ctx:',
+        *[f"# ctx.watch(model): {', '.join(dict.fromkeys(watching))} acts on the models that it names"] * bool(watching),
+        "# Files that options name stand in its folder or in the working directory",
+    ]
+    tree = nested({entry.spelling: entry for entry in migration.entries if not entry.reason})
+    body = [*_yaml(tree, "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
+    return "\n".join([*head, "context:" if body else "context: {}", *body, ""])
 
 
 def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -261,42 +267,6 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 _ON_ONE_LINE: Any = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True, "sort_keys": False}
-
-
-def as_with_block(migration: Migration) -> str:
-    """The same as Python: a with-block for the code that the options are meant for."""
-    body = [*_arguments(_set(migration)), *(f"    # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
-    lines = ["import msctx", "", *(["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"])]
-    plan = planned(migration)
-    rows = [row for row in plan.rows if row.device == plan.main_device]
-    watching = dict.fromkeys(
-        r.spelling for r in rows for name, on in r.assignments.items() if on and name.startswith("models.")
-    )
-    lines += [f"    # ctx.watch(model): {', '.join(watching)} acts on the models that it names"] * bool(watching)
-    return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
-
-
-def _arguments(tree: Mapping[str, Any], indent: str = "    ", is_call: bool = True) -> Iterator[str]:
-    """The lines between the brackets of a call, or between those of a dictionary."""
-    for key, value in tree.items():
-        name = f"{key}=" if is_call else f"{_python(key)}: "
-        if isinstance(value, dict):
-            yield f"{indent}{name}{{"
-            yield from _arguments(value, f"{indent}    ", is_call=False)
-            yield f"{indent}}},"
-        elif is_call and not key.isidentifier():
-            yield f"{indent}**{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
-        else:
-            yield f"{indent}{name}{_python(value.value)},  # {_comment(value)}"
-
-
-def _python(value: Any) -> str:
-    """A value as Python, texts with double quotes."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value.isprintable() else repr(value)
-
-
-def _set(migration: Migration) -> dict[str, Any]:
-    return nested({entry.spelling: entry for entry in migration.entries if not entry.reason})
 
 
 def _base_name(file: str) -> str:

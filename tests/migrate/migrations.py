@@ -1,6 +1,5 @@
 """What the tests of `msctx migrate` share: what a migration means, what it reported, and whether its outputs say the same."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def reported(migration: migrate.Migration) -> list[str]:
 
 
 def check_outputs(migration: migrate.Migration, folder: Path) -> None:
-    """What is written down must mean what was read: as YAML for msctx and for others, as a with-block, as a dictionary."""
+    """What is written down must mean what was read: as YAML for msctx and for others, as a dictionary."""
     expected = meaning(migration.layer)
     file = folder / "migrated.yaml"
     file.write_text(migrate.as_yaml(migration), encoding="utf-8", errors="surrogatepass")
@@ -38,16 +37,6 @@ def check_outputs(migration: migrate.Migration, folder: Path) -> None:
     assert meaning(levels.get("yaml", Layer())) == expected
     by_others = (yaml.safe_load(file.read_text(encoding="utf-8")) or {})["context"] or {}
     assert meaning(make_layer(by_others, "YAML 1.1")) == expected
-    block = migrate.as_with_block(migration)
-    made: list[dict[str, Any]] = []
-
-    class Recorder:
-        def context(self, **options: Any) -> Any:
-            made.append(options)
-            return warnings.catch_warnings()
-
-    exec(compile(block.replace("import msctx\n", ""), "block", "exec"), {"msctx": Recorder()})
-    assert meaning(make_layer(made[0], "with-block")) == expected
     assert meaning(make_layer(migration.options, "options")) == expected
 
 

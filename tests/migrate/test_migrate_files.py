@@ -66,7 +66,6 @@ def test_a_file_without_calls(write):
     assert reported(migration) == ["- : no call that sets MindSpore's context was found"]
     assert migrate.as_yaml(migration).endswith("context: {}\n")
     assert migrate.read(write("")).calls == ()
-    compile(migrate.as_with_block(migration), "block", "exec")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_options_of_the_device_of_the_script_act_on_the_device_given(write, tmp_
     found = {device: migrate.read(path, device) for device in ("cpu", "cuda", "ascend")}
     for migration in found.values():
         check_outputs(migration, tmp_path)
-        assert "ctx.watch" not in migrate.as_with_block(migration)  # the compiler computes again
+        assert "ctx.watch" not in migrate.as_yaml(migration)  # the compiler computes again
     assert found["cpu"].options == flat | {"device_target": "CPU"}
     assert found["cuda"].options == flat | {"device_target": "GPU", "device_id": 1}
     assert found["ascend"].options["ascend_config"] == {"precision_mode": "force_fp32"}
