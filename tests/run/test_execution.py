@@ -158,7 +158,7 @@ def test_a_process_that_has_said_why_it_could_not_enter_them(run, folder, strict
     )
     done = run("deterministic=ON", *strict, "--", sys.executable, "-c", f"{program}\n{IMPORTS}")
     assert (done.stdout, done.returncode) == ("", code), done.stderr
-    assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
+    assert "error: environment  MSCTX_PLAN: is not what `msctx exec` of msctx" in done.stderr
     assert "Traceback" not in done.stderr
     assert "no process of" in done.stderr
 
