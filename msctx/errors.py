@@ -213,10 +213,8 @@ class GraphError(MsctxError, RuntimeError):
 
     @classmethod
     def of(cls, where: str, what: str, hints: Sequence[str]) -> GraphError:
-        lines = "".join(f"\n  {hint}" for hint in hints)
-        return cls(
-            f"{where}: {what}{lines}\njit_syntax_level='STRICT' forbids this; 'LAX' runs it eagerly, between compiled parts."
-        )
+        end = "jit_syntax_level='STRICT' forbids this; 'LAX' runs it eagerly, between compiled parts."
+        return cls("\n".join([f"{where}: {what}", *(f"  {hint}" for hint in hints), end]))
 
     @classmethod
     def shape(cls, what: str, option: str, allowed: Sequence[str]) -> GraphError:

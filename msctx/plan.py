@@ -138,9 +138,8 @@ class Plan(Table):
     @cached_property
     def without_fallback(self) -> frozenset[str]:
         """The devices on which ``fallback="error"`` holds."""
-        return frozenset(
-            row.device for row in self.rows if row.option == "fallback" and row.value == "error" and not row.winner
-        )
+        rows = (row for row in self.rows if row.option == "fallback" and row.value == "error")
+        return frozenset(row.device for row in rows if not row.winner)
 
     @cached_property
     def unserved(self) -> list[Row]:
@@ -230,11 +229,8 @@ def _in_step(rows: list[Row], main: str) -> Iterator[Row]:
         for switch in row.assignments:
             deciding.setdefault(switch, row)
     for row in rows:
-        lost = {
-            switch: by
-            for switch, value in row.assignments.items()
-            if (by := deciding[switch]).device != row.device and by.assignments[switch] != value
-        }
+        others = {switch: by for switch in row.assignments if (by := deciding[switch]).device != row.device}
+        lost = {switch: by for switch, by in others.items() if by.assignments[switch] != row.assignments[switch]}
         if not lost:
             yield row
             continue

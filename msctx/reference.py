@@ -118,17 +118,13 @@ def typical(option: Option) -> Any:
 def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
     status = next(s for s in WEAKEST if any(m["status"] == s for m in members))
     mine = [m["path"][len(group) + 1 :] for m in members if m["status"] == status]
-    origins = dict.fromkeys(m["origin"] for m in members if m["origin"] != "default")
+    given = [m for m in members if m["origin"] != "default"]
     return {
         "path": group,
         "option": group,
         "aliases": [],
-        "value": {
-            m["path"][len(group) + 1 :]: m["value"]
-            for m in members
-            if m["origin"] != "default" and m["path"] not in DICTIONARIES
-        },
-        "origin": "; ".join(origins) or "default",
+        "value": {m["path"][len(group) + 1 :]: m["value"] for m in given if m["path"] not in DICTIONARIES},
+        "origin": "; ".join(dict.fromkeys(m["origin"] for m in given)) or "default",
         "typical": None,
         "status": status,
         "otherwise": {},

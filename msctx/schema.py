@@ -92,21 +92,13 @@ def _section(section: Fields) -> dict[str, Any]:
 
 
 def _preset() -> dict[str, Any]:
-    """A shipped preset, each with the comment that its file begins with; or a path."""
-    about = {}
-    for name, path in presets().items():
-        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-        about[name] = " ".join(comments[1:])  # the first names the schema
-    names = {"enum": [*about], "enumDescriptions": [*about.values()]}
-    return {"description": HELP["preset"], "anyOf": [names, {"type": ["string", "null"], "pattern": r"\.ya?ml$"}]}
+    """A shipped preset, or a path."""
+    path = {"type": ["string", "null"], "pattern": r"\.ya?ml$"}
+    return {"description": HELP["preset"], "anyOf": [{"enum": [*presets()]}, path]}
 
 
 def _option(option: Option) -> dict[str, Any]:
-    schema = {
-        "description": option.help,
-        "examples": [option.example],
-        **option.kind.schema(),
-    }
+    schema = {"description": option.help, "examples": [option.example], **option.kind.schema()}
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
         schema["additionalProperties"] = False
     if option.replaced_by:

@@ -83,9 +83,7 @@ def setter(name: str, module: str, store: Store | None = None) -> Callable[..., 
         store(name, given[0]) if store else set_options({name: given[0]}, name)
 
     function.__module__, function.__name__, function.__qualname__ = module, last, last
-    function.__doc__ = (
-        f"{name}({argument})\n\n{option.help}\n\nSets ``{option.name}``; ``msctx options {option.name}`` shows more."
-    )
+    function.__doc__ = f"{name}({argument})\n\n{option.help}\n\n``msctx options {option.name}`` shows more."
     return function
 
 

@@ -94,15 +94,11 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: An
         key = parts[group.count(".") + 1]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         text, allowed = f"{group} has no such key", ", ".join(keys) if len(keys) < 20 else ""
-        hint = (
-            " or in ".join([f"{key} stands outside it", *_SPELLINGS[key].groups]) if key in _SPELLINGS else nearest(key, keys)
-        )
+        places = [f"{key} stands outside it", *_SPELLINGS[key].groups] if key in _SPELLINGS else []
+        hint = " or in ".join(places) or nearest(key, keys)
     else:
-        hint = (
-            known
-            or nearest(spelling.removeprefix("context.").lower(), ("preset", *_SPELLINGS, *_DICTIONARIES))
-            or "`msctx options` lists them all"
-        )
+        word = spelling.removeprefix("context.").lower()
+        hint = known or nearest(word, ("preset", *_SPELLINGS, *_DICTIONARIES)) or "`msctx options` lists them all"
     return Diagnostic(spelling, text, where, allowed, hint, mark)
 
 

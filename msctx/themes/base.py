@@ -44,11 +44,8 @@ class On:
         self.device, self.source, self.facts, self.main = device, source, facts, main or device
         self.found = {name: found[0] for name, found in source.on(device).items()}
         acting = {name: setting for name, setting in self.found.items() if device in setting.option.devices}
-        self.obstacles = {
-            name: _ruled_out(*obstacle)
-            for name, setting in acting.items()
-            if (obstacle := rules.obstacle(setting, acting.get, device)) is not None
-        }
+        obstacles = {name: rules.obstacle(setting, acting.get, device) for name, setting in acting.items()}
+        self.obstacles = {name: _ruled_out(*obstacle) for name, obstacle in obstacles.items() if obstacle is not None}
         self.settings = {name: setting for name, setting in acting.items() if name not in self.obstacles}
         self.made: dict[Callable[[On], Any], Any] = {}
         """The values that several options share (:func:`once`)."""

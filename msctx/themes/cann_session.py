@@ -223,9 +223,8 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
     pinned = [
         f"{key}={shared.PINNED[key]}" for key in unsent if shared.PINNED.get(key, setting.value[key]) != setting.value[key]
     ]
-    overwrites = reason(
-        f"torchair overwrites {', '.join(lost)} in the engine", "set them in ge_options.session, which goes with each graph"
-    )
+    fix = "set them in ge_options.session, which goes with each graph"
+    overwrites = reason(f"torchair overwrites {', '.join(lost)} in the engine", fix)
     if len(lost) == len(setting.value):
         return refused(overwrites)
     reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are separate options"]

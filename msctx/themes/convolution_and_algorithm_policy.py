@@ -239,10 +239,8 @@ def conv_policy(on: On) -> dict[str, Any]:
         asking["thread_invariant"] = True  # of the same kernels, fewer
     given = {name: value for name in DETAILS[on.device] if (value := on.get(name)) is not None} | asking
     given |= {"fallback": on_fallback(on), "tuning_file": on.get("tuning_file") or kept_in(on), "work_path": recorded_in(on)}
-    given |= {
-        "deterministic": on.get("deterministic") == "ON",
-        "torch_keeps_products": INVARIANT[0] in asking and not on.facts.mkl,
-    }
+    given["deterministic"] = on.get("deterministic") == "ON"
+    given["torch_keeps_products"] = INVARIANT[0] in asking and not on.facts.mkl
     given.setdefault("conv_allow_tf32", on.device == "cuda")  # there torch's own flag has to allow it, too
     policy = ConvPolicy(**given)
     return {POLICY[on.device]: policy}

@@ -143,9 +143,8 @@ def _products(on: On, setting: Setting) -> Outcome:
     missing = {name: why for name in sorted(names) if (why := convolutions.excluded(on, name))}
     reasons = joined(*(f"{name}: {why}" for name, why in missing.items()))
     if on.device == "ascend" and names.isdisjoint(convolutions.ON_NPU):
-        return inert(
-            f"{convolutions.NO_OTHER}: torch_npu's own matmuls run" if named else f"{convolutions.NO_OTHER}: no rule applies"
-        )
+        runs = "torch_npu's own matmuls run" if named else "no rule applies"
+        return inert(f"{convolutions.NO_OTHER}: {runs}")
     if names <= {*missing} or (missing and convolutions.on_fallback(on) == "error"):
         return refused(reasons)
     reasons = joined(*(f"rules with {name} do nothing: {why}" for name, why in missing.items()))
@@ -219,11 +218,8 @@ def _tf32_by_cublas(on: On, value: bool) -> Outcome:
 
 def _conv_allow_tf32(on: On, value: bool) -> Outcome:
     if not convolutions.requested_of(on, *DIRECTIONS):
-        return (
-            inert(NO_ROUNDING, "set conv_fprop_algo, conv_dgrad_algo or conv_wgrad_algo")
-            if value
-            else honoured(cause=NO_ROUNDING)
-        )
+        fix = "set conv_fprop_algo, conv_dgrad_algo or conv_wgrad_algo"
+        return inert(NO_ROUNDING, fix) if value else honoured(cause=NO_ROUNDING)
     outcome = convolutions.detail(on, of=DIRECTIONS)
     if not value or outcome.status != "honoured":
         return outcome

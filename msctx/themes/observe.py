@@ -350,10 +350,7 @@ def _op_timeout(on: On) -> Outcome:
     if not limits:
         return honoured({"observers.watchdog": None} | by_device)
     assignments = {"observers.watchdog": min(limits)} | by_device
-    watched = {
-        "cuda": "the host's time is watched",
-        "ascend": "the host's time is watched; CANN limits the device's",
-    }
+    watched = {"cuda": "the host's time is watched", "ascend": "the host's time is watched; CANN limits the device's"}
     return on.by_core(approximated(assignments, joined(UNSEEN, watched.get(on.device, ""))))
 
 

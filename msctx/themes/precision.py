@@ -169,9 +169,7 @@ def policy(on: On, speed: str = "") -> dict[str, Any]:
         by_torch_npu = {switch: requested[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(requested, name)}
         if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
             by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
-        if (
-            policies.mode_of(requested) in KEEPING
-        ):  # CANN's default for chips without float32 products lowers what the policy leaves alone
+        if policies.mode_of(requested) in KEEPING:  # which CANN's default for chips without float32 products would lower
             by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
     text = policies.text_of(requested)
     if text and on.get("frozen_weights"):
@@ -181,10 +179,9 @@ def policy(on: On, speed: str = "") -> dict[str, Any]:
 
 def _meant(setting: Setting) -> Any:
     """The value, in MindSpore's words where CANN's are others."""
-    by_cann = setting.option.name == "precision_mode" and (
-        setting.spelling.startswith("session.") or "ge_options" in setting.via
-    )
-    return policies.OF_CANN.get(setting.value, setting.value) if by_cann else setting.value
+    is_canns = setting.spelling.startswith("session.") or "ge_options" in setting.via
+    words = policies.OF_CANN if is_canns and setting.option.name == "precision_mode" else {}
+    return words.get(setting.value, setting.value)
 
 
 def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
