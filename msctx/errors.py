@@ -87,14 +87,9 @@ class Diagnostic:
         return "\n".join(lines)
 
 
-def nearest_of(name: str, names: Iterable[str], count: int) -> list[str]:
-    """Those of *names* that a user most likely meant, the best first."""
-    return get_close_matches(name, list(names), n=count, cutoff=0.65)
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of *names* that a user most likely meant, or ``""``."""
-    return next(iter(nearest_of(name, names, 1)), "")
+    return next(iter(get_close_matches(name, list(names), n=1, cutoff=0.65)), "")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

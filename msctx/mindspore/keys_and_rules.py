@@ -17,6 +17,7 @@ from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
+from msctx.options.option import rank_of
 from msctx.plan import TARGETS
 from msctx.setter_functions import JIT_LEVELS
 
@@ -167,7 +168,7 @@ def in_force(option: str, device: str) -> Setting | None:
     for layer in reversed(current().acting().layers):
         mine = [s for s in layer.settings.values() if s.option.name == option and s.device in (None, device)]
         if mine:
-            return max(mine, key=lambda setting: setting.rank)
+            return max(mine, key=lambda setting: rank_of(setting.spelling))
     return None
 
 

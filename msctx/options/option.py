@@ -131,10 +131,6 @@ class Setting:
         return device_of(self.spelling)
 
     @property
-    def rank(self) -> int:
-        return rank_of(self.spelling)
-
-    @property
     def place(self) -> str:
         """The file or the call that set it: its origin without line and column, and without the name of a variable."""
         return "environment" if self.origin.startswith("environment ") else re.sub(r":\d+:\d+$", "", self.origin)

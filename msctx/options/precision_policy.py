@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
-from msctx.errors import nearest_of
+from msctx.errors import nearest
 from msctx.options.kinds import BadValue, TextKind, show
 from msctx.shipped import CONFIGS
 
@@ -67,7 +67,7 @@ def _operator(text: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    return " or ".join(_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3))
+    return _known().get(nearest(name.removeprefix("aten::").lower(), _known()), "")
 
 
 _ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"

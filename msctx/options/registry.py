@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
 from msctx.options.kinds import INVALID, Bool, Choice, Int, Keys, check, dotted, nowhere, show
-from msctx.options.option import Option, Setting
+from msctx.options.option import Option, Setting, rank_of
 from msctx.options.rules import YIELDING, Excludes, about
 from msctx.options.settings import Layer
 from msctx.options.values_with_places import read_file, scalar
@@ -255,7 +255,7 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Dia
     """Two values for one option, and excluded pairs, in one layer and for the same device."""
     seen: dict[tuple[str, str | None, int], Setting] = {}
     for setting in settings.values():
-        first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)
+        first = seen.setdefault((setting.option.name, setting.device, rank_of(setting.spelling)), setting)
         if first.value != setting.value:
             text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option: set one of them"
             yield Diagnostic(setting.spelling, text, origin)

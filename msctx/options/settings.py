@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
-from msctx.options.option import DEVICES, Setting
+from msctx.options.option import DEVICES, Setting, rank_of
 from msctx.options.rules import YIELDING, clash, overrides
 
 
@@ -56,7 +56,7 @@ def _replaces(newer: Setting, older: Setting, lower: bool) -> bool:
         return lower and newer.device in (None, older.device) and clash(newer, older, older.device)
     if lower:
         return newer.device in (None, older.device)
-    return newer.device == older.device and newer.rank == older.rank
+    return newer.device == older.device and rank_of(newer.spelling) == rank_of(older.spelling)
 
 
 def _is_part(part: Setting, whole: Setting) -> bool:
@@ -155,10 +155,10 @@ class _OnDevice:
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
         self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
         here: dict[str, Setting] = {}
-        for setting in sorted(mine, key=lambda s: -s.rank):
+        for setting in sorted(mine, key=lambda s: -rank_of(s.spelling)):
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
                 meant = winner.place == setting.place or mine.index(winner) > mine.index(setting)
-                grouped = (winner.rank, setting.rank) == (1, 0) and meant
+                grouped = (rank_of(winner.spelling), rank_of(setting.spelling)) == (1, 0) and meant
                 self.overridden.append(Overridden(setting, winner, winner.value == setting.value or grouped))
         pairs = [(s, next((b for b in here.values() if overrides(b, s, device, always=False)), None)) for s in here.values()]
         self.overridden += [Overridden(setting, winner, False) for setting, winner in pairs if winner is not None]

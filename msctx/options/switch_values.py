@@ -7,18 +7,16 @@ from typing import Any
 
 from msctx.options.algorithm_policy import ConvPolicy
 
-Shape = tuple[int, ...]
-Range = tuple[int, int]
-"""The least and the greatest size; (-1, -1): any."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The shapes that inputs of compiled code may have."""
 
-    gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()  # of input_shape and dynamic_dims: the shape of each input, by name
+    gears: tuple[
+        tuple[tuple[str, tuple[int, ...]], ...], ...
+    ] = ()  # of input_shape and dynamic_dims: shapes of inputs, by name
     named: bool = True  # whether these are names of arguments; else inputs are taken in their order
-    ranges: tuple[tuple[Range, ...], ...] = ()  # of each input the range of each dimension
+    ranges: tuple[tuple[tuple[int, int], ...], ...] = ()  # of each input the least and greatest sizes; (-1, -1): any
     dynamic: bool | None = None  # code for any size (True), for each size alone (False), or as torch decides
 
 

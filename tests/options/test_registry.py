@@ -133,13 +133,6 @@ def test_another_content_is_another_plan_and_a_layer_pickles_whole(tmp_path: Pat
     assert again.settings["deterministic"].option is OPTIONS["deterministic"]
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(b"\xff\xfe\x00")
-    (problem,) = problems_of(env_config_path=str(path))
-    assert problem.text == f"{str(path)!r} cannot be read: it is not UTF-8 text (byte 0)"
-
-
 def test_of_many_unknown_keys_the_first_are_shown() -> None:
     with pytest.raises(OptionError) as error:
         make_layer({"gpu_config": {f"unkown_{i}": 1 for i in range(3 * MOST)}}, "test")
