@@ -14,9 +14,9 @@ import typer
 
 from msctx import devices
 from msctx.cli import output
-from msctx.cli.arguments_and_completion import Json, Texts, option
+from msctx.cli.arguments_and_completion import Json
 from msctx.cli.output import NO_CANN, emit
-from msctx.errors import Diagnostic, NativeError, OptionError, named
+from msctx.errors import NativeError, named
 from msctx.native import build as native
 from msctx.native import cachedir, core, tuning_file, tuning_in_core
 from msctx.native.cuda import compiled_kernels as kernels
@@ -158,17 +158,12 @@ def build(
     clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="Compile the CUDA kernels instead. Ends with 1 if one fails.")] = False,
-    arch: Annotated[Texts, option("sm_80|sm_90a", "With --cuda: only for this one; may be repeated.")] = None,
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
-    if arch and not cuda:
-        raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
-    if wrong := [a for a in arch or [] if a not in ARCHS]:
-        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
     removed = cachedir.remove() if clean else 0
     if cuda:
-        reports = kernels.build(list(dict.fromkeys(arch or ARCHS)))
+        reports = kernels.build(ARCHS)
         listed = [report.as_dict() for report in reports]
         emit(listed, json_, lambda: output.modules_table(listed))
         for report in reports:

@@ -200,7 +200,7 @@ def compare(
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import report
     from msctx.compare.comparison import run
-    from msctx.compare.result_and_recommendation import below
+    from msctx.compare.result_and_recommendation import INTERRUPTED, below
 
     with (
         redirect_stdout(sys.stderr),
@@ -216,7 +216,7 @@ def compare(
             record.text(name, texts[name])
         told.append(Text(f"wrote {', '.join(str(record.folder / name) for name in (*written, 'result.json'))}"))
     emit(found.as_json(), json_, lambda: (*report.parts(found), *told))
-    if found.interrupted:
+    if found.partial == INTERRUPTED:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
     if not found.totals:

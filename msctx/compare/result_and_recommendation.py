@@ -97,13 +97,11 @@ class Total(BaseModel):
 class Result(BaseModel):
     """What msctx compare found."""
 
-    format: Literal[1]
     name: str
     subject: dict[str, str]
     source: str
     command: str
     partial: str
-    interrupted: bool = False
     seconds_per_row: float
     error_limit: float | None
     context: dict[str, Any]
@@ -163,13 +161,11 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
     given, main = [s for layer in settings.layers for s in layer.settings.values()], explain(settings).main_device
     here = {s.option.name: s.value for s in given if settings.get(s.option.name, main) is s}
     result = Result(
-        format=1,
         name=comparison.name,
         subject={comparison.subject: comparison.of},
         source=layers.source if layers else "",
         command=comparison.given.command,
         partial=partial,
-        interrupted=partial == INTERRUPTED,
         seconds_per_row=comparison.keys["seconds"],
         error_limit=comparison.keys["error_limit"],
         context=here | {s.spelling: s.value for s in given if s.device and s.device != main},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +13,7 @@ from msctx.errors import Diagnostic, Mark, OptionError, one_line
 from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.script import Script, load
 from msctx.migrate.static_values import AT_RUN_TIME
-from msctx.mindspore.absent_names import NOT_READ, about_variable
+from msctx.mindspore.absent_names import about_variable
 from msctx.options import Layer, Settings, device_of, find, make_layer
 from msctx.options.option import GROUPS, rank_of
 from msctx.plan import TARGETS, Plan, device_named
@@ -54,7 +53,6 @@ def read(path: str, device: str | None = None) -> Migration:
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
-    merging.problems += (Diagnostic(name, why, "the environment") for name, why in NOT_READ.items() if name in os.environ)
     if device:
         merging.move(device_named(device))
     return merging.result()

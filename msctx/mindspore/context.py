@@ -180,14 +180,3 @@ def _shown(group: str, key: str, unset: Any) -> Any:
 
 globals().update(absent_names.OF_CONTEXT)
 __getattr__ = partial(absent_names.no_attribute, __name__)
-
-__all__ = [
-    "COMPATIBLE",
-    "GRAPH_MODE",
-    "LAX",
-    "PYNATIVE_MODE",
-    "STRICT",
-    "get_context",
-    "set_context",
-    *absent_names.OF_CONTEXT,
-]

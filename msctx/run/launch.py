@@ -123,26 +123,17 @@ def rank() -> int:
 def record(out: str | None, parent: str, name: str) -> Record:
     """The folder of this process: that of the run; where there are several processes, ``rank_0`` and so on in it.
 
-    Without *out*, each process of another launcher than torchrun has its own folder: they do not know of each other yet. After a
-    restart a rank overwrites its record.
+    Without *out*, each has its own folder: they do not know of each other yet. After a restart a rank overwrites its record.
     """
     if not is_one_of_several():
         return Record.create(out, parent, name)
     mine = f"rank_{rank()}"
-    if out is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if out is None:
         return Record.create(None, parent, f"{name}-{mine}")
-    folder = Path(out or _agreed(parent, name)) / mine
+    folder = Path(out) / mine
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         shutil.rmtree(folder, ignore_errors=True)
     return Record.create(str(folder), parent, name)
-
-
-def _agreed(parent: str, name: str) -> str:
-    """A new folder: that of the rank that came first to the store of torchrun's agent, which outlives restarts."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is not in __all__
-
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    return str(store.compare_set("msctx/run_dir", "", str(Record.fresh(parent, name))).decode())
 
 
 def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -133,16 +133,12 @@ def peaks() -> dict[str, int]:
 
 def resumed(folder: Path, given: Mapping[str, Any]) -> Record:
     """The record of a grid that has begun."""
-    path = folder / "sweep.json"
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise FileError(
-            [Diagnostic("--resume", "is not the record of a sweep: name its folder with --out", str(path))]
-        ) from None
+    before: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        before = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     if differing := [key for key in given if before.get(key) != given[key]]:
-        text = f"the sweep was begun with another {', '.join(differing)}: give the same, or begin another sweep"
-        raise FileError([Diagnostic("--resume", text, str(path))])
+        text = f"no sweep with this {', '.join(differing)} has begun here: give the same and its --out, or begin another"
+        raise FileError([Diagnostic("--resume", text, str(folder))])
     return Record(folder.absolute())
 
 

@@ -66,7 +66,6 @@ class Run:
 
     def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
         self.record, self.plan, self._progress = record, plan, progress
-        self.rows = 0
 
     @property
     def dir(self) -> Path:
@@ -80,7 +79,6 @@ class Run:
 
     def log(self, **metrics: Any) -> None:
         """Append one line to metrics.jsonl; usually once per epoch."""
-        self.rows += 1
         self.record.metrics(metrics)
         if self._progress is not None:
             self._progress.log(metrics)
@@ -140,7 +138,7 @@ def run_experiment(
                 result |= scaled() | peaks()
             counter_lifetimes.end(counted)
             with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
-                _write_computed(run, result, counted.precisions(), counted.choices())
+                _write_computed(record, counted.precisions(), counted.choices())
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
@@ -157,11 +155,8 @@ def run_experiment(
     return result
 
 
-def _write_computed(run: Run, result: dict[str, Any], computed: Any, made: Any) -> None:
+def _write_computed(record: Record, computed: Any, made: Any) -> None:
     """Write what the entry used: precisions, algorithms."""
-    record = run.record
-    if not run.rows and result["status"] == "completed":
-        record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
     if computed:
         record.json("precisions.json", computed.as_dicts())
     if made:

@@ -121,16 +121,13 @@ def test_a_record_that_cannot_be_finished_hides_neither_result_nor_mistake(job, 
     source = f"""
     import pathlib
     def main(run):
-        for name in ("result.json", "metrics.jsonl"):
-            (run.dir / name).mkdir()
+        (run.dir / "result.json").mkdir()
         if not {ends_well}:
             raise ValueError("my mistake")
         return {{"accuracy": 0.875}}
     """
     if ends_well:
-        with pytest.raises(
-            RecordError, match=r"metrics.jsonl  cannot be written(.|\n)*0\.875(.|\n)*the run has ended"
-        ) as caught:
+        with pytest.raises(RecordError, match=r"result.json  cannot be written(.|\n)*0\.875(.|\n)*the run has ended") as caught:
             run_experiment(read(job(source)), str(tmp_path / "run"))
         assert "nothing was changed" not in str(caught.value)
     else:

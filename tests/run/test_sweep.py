@@ -154,14 +154,14 @@ def test_jobs_that_completed_after_the_sweep_was_killed_are_kept(experiment, tmp
 def test_a_sweep_goes_on_only_with_the_settings_of_its_beginning(experiment, tmp_path, runs):
     out = tmp_path / "out"
     go(experiment, out, 1, 2, words=("seed=1",))
-    with pytest.raises(FileError, match="begun with another sweep"):
+    with pytest.raises(FileError, match="no sweep with this sweep has begun here"):
         go(experiment, out, 1, words=("seed=1",), resume=True)
-    with pytest.raises(FileError, match="begun with another words"):
+    with pytest.raises(FileError, match="no sweep with this words"):
         go(experiment, out, 1, 2, words=("seed=9",), resume=True)
     Path(experiment).write_text(Path(experiment).read_text() + "# changed\n")
-    with pytest.raises(FileError, match="begun with another content"):
+    with pytest.raises(FileError, match="no sweep with this content"):
         go(experiment, out, 1, 2, words=("seed=1",), resume=True)
-    with pytest.raises(FileError, match="is not the record of a sweep"):
+    with pytest.raises(FileError, match="no sweep with this file"):
         go(experiment, tmp_path / "no", 1, 2, resume=True)
 
 

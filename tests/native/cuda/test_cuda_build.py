@@ -140,10 +140,12 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
     monkeypatch.setattr(Fake, "result", result)
     monkeypatch.setattr(compiled_kernels, "find_nvrtc", lambda: Fake("fake", "0.0"))
     count = len(MODULES) * (result[0] is not None)
-    code, out, err = command("build", "--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_90a")
+    code, out, err = command("build", "--cuda", "--json")
     assert code == (0 if count else 1)
     assert ("an error" in err) == (not count)
-    assert [(r["module"], r["arch"]) for r in json.loads(out)] == [(str(module), "sm_90a") for module in MODULES]
+    assert {(r["module"], r["arch"]) for r in json.loads(out)} == {
+        (str(m), arch) for m in MODULES for arch in ("sm_80", "sm_90a")
+    }
     code, out, err = command("build", "--cuda", "--verbose")
     assert code == (0 if count else 1)
     assert f"{2 * count} of {2 * len(MODULES)} modules compiled by NVRTC 0.0" in out
@@ -151,13 +153,6 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
 
 
 def test_what_the_command_refuses(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, told in (
-        (("--cuda", "--arch", "sm_12"), ("'sm_12' is not compiled for", "allowed: sm_80, sm_90a")),
-        (("--arch", "sm_80"), ("is given without --cuda",)),
-    ):
-        code, _, err = command("build", *words)
-        assert code == 2
-        assert all(part in err for part in told)
     monkeypatch.setattr(compiled_kernels, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
     code, out, err = command("build", "--cuda")
     assert (code, out) == (8, "")
