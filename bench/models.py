@@ -192,7 +192,7 @@ def tables(of: summary.Summary) -> summary.Tables:
         lines += [*summary.markdown(head, cells), ""]
     processes, unmeasured = min(len(row["processes"]) for row in of["rows"]), sum(row["unmeasured"] for row in of["rows"])
     last = f"Measured on {summary.described(of)}; {processes} or more processes in turns. {figures.legend(processes)}"
-    last += f" `performance` left {unmeasured} problems unmeasured, beside other load." if unmeasured else ""
+    last += f" `performance` left {unmeasured} problems unmeasured, under other load." if unmeasured else ""
     return {"networks": [*lines, last]}
 
 

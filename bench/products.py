@@ -1,4 +1,4 @@
-"""The speed of msctx's matrix products: torch's time over ours, shape by shape, with the errors against float64 beside it.
+"""The speed of msctx's matmuls: torch's time over ours, shape by shape, with the errors against float64 beside it.
 
 The opponent is torch as it is; torch measured twice in the same way is the control (A/A). Both factors change with every call, three
 sets taking turns; in the groups of kept weights the right one stays, in inference. What ``performance`` measures for its choice is

@@ -1,4 +1,4 @@
-"""The matrix products of published networks, and of sizes that stand by themselves.
+"""The matmuls of published networks, and of sizes that stand by themselves.
 
 GPT-2 (Radford et al., 2019), BERT (arXiv 1810.04805), ViT (arXiv 2010.11929), the base transformer (arXiv 1706.03762), ConvNeXt
 (arXiv 2201.03545).

@@ -60,7 +60,7 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
     if "ascend" in here():
         found["half_products"] = not core.has_float32_products()
     if not NEED_CORE.isdisjoint(settings):
-        found |= {"native": core.obstacle(), "matrix_unit": core.matrix_unit_obstacle(), "npu": core.hook_problem("ascend")}
+        found |= {"native": core.obstacle(), "amx": core.amx_obstacle(), "npu": core.hook_problem("ascend")}
         found["cudnn"] = core.cudnn_obstacle() if "cuda" in here() else ""
     if any(name in settings for name in INVARIANT):
         from msctx.switches.mkl import mkl_obstacle

@@ -41,6 +41,13 @@ class Row(Outcome):
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
 
+    @property
+    def shown(self) -> str:
+        """The value; before a number its word, if it has one."""
+        words = (word for word, value in getattr(OPTIONS[self.option].kind, "aliases", ()) if value == self.value)
+        word = next((str(word) for word in words if type(self.value) is int and str(word).isupper()), "")
+        return f"{word} ({self.value})" if word else str(self.value)
+
     def does(self) -> list[str]:
         """The switches that it sets, as people read them."""
         return [f"{switch} = {_brief(value)}" for switch, value in self.assignments.items()]
@@ -171,7 +178,7 @@ class Plan(Table):
     def _table(self) -> tuple[list[str], Iterator[list[str]]]:
         def cells(row: Row) -> list[str]:
             does = "\n".join([*row.does(), row.reason]).strip()
-            return [row.spelling, str(row.value), row.origin, row.device, row.status, does]
+            return [row.spelling, row.shown, row.origin, row.device, row.status, does]
 
         return ["option", "value", "from", "device", "status", "switches, or why"], map(cells, self.rows)
 

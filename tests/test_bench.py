@@ -117,7 +117,7 @@ def test_a_summary_of_networks_has_what_each_process_found(bench: Bench) -> None
     assert f"| VGG-16 | 1 | 1 | 4.2, inductor | 1.00 to 1.00 | {ratios} | 1e-06, 1e-06, 1e-06 |" in lines
     assert "| geometric mean (lowest) |  |  |  |  | 0.50 (0.50) |  |" in lines, "of training, which the others do not know"
     assert lines[-1].startswith("Measured on a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; 3 or more processes")
-    assert lines[-1].endswith("left 2 problems unmeasured, beside other load.")
+    assert lines[-1].endswith("left 2 problems unmeasured, under other load.")
 
 
 def test_a_contender_that_fails_or_stays_behind_runs_no_more(

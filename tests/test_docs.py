@@ -84,6 +84,7 @@ def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     ways = {
         "def test_": "import pytest; sys.exit(pytest.main(['-p', 'msctx.integrations.pytest_plugin', 'example.py']))",
+        "main(run": "from msctx.cli import main; main(['run', 'example.py:main', '--out', 'run'])",
         "__main__": "import runpy; runpy.run_path('example.py', run_name='__main__')",
     }
     if (way := next((code for sign, code in ways.items() if sign in block), None)) is None:
@@ -371,7 +372,8 @@ def test_each_public_name_has_an_example() -> None:
     code = "".join(block.values[0] for block in blocks("python", DOCS / "reference/api.md"))
     shown = (DOCS / "reference/api.md").read_text(encoding="utf-8")
     names = {*dir(msctx)} - {"__version__"}
-    assert {name for name in names if not re.search(rf"msctx\.{name}\b", code)} == set()
+    objects = names | {*re.findall(r":: msctx\.(run\.\w+)", shown)}
+    assert {name for name in objects if not re.search(rf"msctx\.{name}\b", code)} == set()
     rows = re.findall(r"^\| (`.*?`) \|", shown, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == names
 

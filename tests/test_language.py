@@ -66,6 +66,7 @@ def hits(place: str, text: str) -> list[str]:
     return [
         f"{place}: {found[0].strip()!r} ({row['name']}): use {row['use']}"
         for row in DATA["words"]
+        if row.get("only", "") in place
         for found in re.finditer(row["pattern"], text, re.MULTILINE)
     ]
 
@@ -78,6 +79,9 @@ def in_pages() -> list[str]:
 def in_code() -> list[str]:
     files = sorted((ROOT / "msctx").rglob("*.py"))
     texts = [(f"{f.relative_to(ROOT)}:{line}", text) for f in files for line, text in literals(f.read_text(encoding="utf-8"))]
+    for file in [path for path in sorted((ROOT / "kernels").rglob("*")) if path.suffix in (".cpp", ".cu", ".h")]:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            texts += [(f"{file.relative_to(ROOT)}:{number}", text) for text in re.findall(r'//.*|"((?:[^"\\]|\\.)*)"', line)]
     return [hit for place, text in (*texts, *rendered()) for hit in hits(place, text)]
 
 

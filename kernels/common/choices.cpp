@@ -55,7 +55,7 @@ Log& log = immortal<Log>();
 
 Logged logged(const Choice& c) {
   std::string json;
-  members(json, "direction", std::string(name_of(c.direction)), "requested", c.asked, "ran", c.ran, "provider", c.provider, "math", c.math);
+  members(json, "direction", std::string(name_of(c.direction)), "requested", c.requested, "ran", c.ran, "provider", c.provider, "math", c.math);
   for (const auto& [name, field] : fields_of_text) members(json, name, c.problem.*field);
   members(json, "error", c.error, "workspace", c.workspace);
   json += "\"reasons\":[";

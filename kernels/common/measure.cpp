@@ -91,7 +91,7 @@ class Race {
   }
 
   // Others had the processor at more than a quarter of the times that we looked: programs wake up for a moment on any machine.
-  bool is_busy() const { return 4 * busy_ > asked_; }
+  bool is_busy() const { return 4 * busy_ > looks_; }
 
  private:
   struct Stopped {};
@@ -100,12 +100,12 @@ class Race {
     const Permission said = permission(table_, true);
     if (is_put_off(said)) throw Stopped();
     busy_ += said == Permission::busy;
-    if (++asked_ >= 4 && is_busy()) throw Stopped();
-    asked_at_ = Clock::now();
+    if (++looks_ >= 4 && is_busy()) throw Stopped();
+    looked_at_ = Clock::now();
   }
 
   void run(Contender& c) {
-    if (since(asked_at_) >= asking) check();
+    if (since(looked_at_) >= asking) check();
     double seconds = run_.seconds(run_.arg, c.row);
     if (seconds < 0 && !c.row) throw Stopped();
     if (seconds < 0) seconds = never;  // such as out of memory
@@ -117,7 +117,7 @@ class Race {
 
   void prepare() {
     for (Contender& c : contenders_) {
-      if (since(asked_at_) >= asking) check();
+      if (since(looked_at_) >= asking) check();
       c.fails = !run_.prepare(run_.arg, c.row);
     }
   }
@@ -178,8 +178,8 @@ class Race {
 
   const Contest& run_;
   const int32_t table_;
-  int busy_ = 0, asked_ = 1;  // how often others had the processor, of how often we looked
-  Clock::time_point asked_at_ = Clock::now();
+  int busy_ = 0, looks_ = 1;  // how often others had the processor, of how often we looked
+  Clock::time_point looked_at_ = Clock::now();
   std::vector<Contender> contenders_;  // torch's own path first, and again
   double best_ = never;
 };
@@ -207,7 +207,7 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
     const Permission said = permission(key.table);
     if (is_put_off(said) || (said == Permission::busy && guessed->is_beside_load)) return guessed;
     if (said == Permission::busy) why = beside_load;
-    if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
+    if (said == Permission::other_rank) why = "of several processes only rank 0 measures, and the tuning file did not have it";
     if (said == Permission::for_next_run && tuned(for_next_run, threads)) why = kept_for_next_run;
     if (why.empty()) {
       const auto start = Clock::now();
@@ -224,7 +224,7 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
         why = beside_load;
       }
     }
-    if (why == beside_load) record(key, threads, "beside other load");
+    if (why == beside_load) record(key, threads, "under other load");
   }
   return policy.decide_again(call, direction, threads, why);
 }

@@ -26,16 +26,16 @@ constexpr const char* only_recorded = "torch";
 constexpr const char* options[directions] = {"conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo"};
 
 // The options under which torch's own path is not taken, where they alone ask.
-bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
-bool is_heuristic(const std::string& asked) { return asked == "normal" || asked == "performance"; }
+bool is_invariance(const std::string& requested) { return requested == "thread_invariant" || requested == "batch_invariant"; }
+bool is_heuristic(const std::string& requested) { return requested == "normal" || requested == "performance"; }
 
 // `by_option`: what the option of the direction names; a rule named anything else.
 std::string failure(const Choice& choice, const std::string& by_option) {
   const std::string of_module = choice.problem.module.empty() ? "" : " in module " + choice.problem.module;
-  const std::string words = (choice.direction == Direction::matmul ? "matrix product " : "convolution ") + line_of(choice.problem) + of_module;
-  if (is_invariance(choice.asked)) return choice.asked + " does not hold for the " + words;
+  const std::string words = (choice.direction == Direction::matmul ? "matmul " : "convolution ") + line_of(choice.problem) + of_module;
+  if (is_invariance(choice.requested)) return choice.requested + " does not hold for the " + words;
   const char* rules = choice.direction == Direction::matmul ? "matmul_algo_rules: " : "conv_algo_rules: ";
-  return (choice.asked == by_option ? std::string(options[int(choice.direction)]) + '=' : rules) + choice.asked + " cannot compute the " + words;
+  return (choice.requested == by_option ? std::string(options[int(choice.direction)]) + '=' : rules) + choice.requested + " cannot compute the " + words;
 }
 
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
@@ -65,7 +65,7 @@ struct Policies {
 Policies& policies = immortal<Policies>();
 
 Fallback fallback_of(const std::string& name) {
-  return name == "error" ? Fallback::error : name == "silent" ? Fallback::silent : Fallback::warn;
+  return name == "error" ? Fallback::error : name == "strict" ? Fallback::strict : name == "silent" ? Fallback::silent : Fallback::warn;
 }
 
 }  // namespace
@@ -77,16 +77,16 @@ Policy::Policy(const Json& given, const ConvTable& table)
           .allow_tf32 = given["conv_allow_tf32"].is_on(), .allow_fp32_emulation = given["allow_fp32_emulation"].is_on(),
           .frozen_weights = given["frozen_weights"].is_on()},
       given(given), table_(table), safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
-  for (int d = 0; d < directions; d++) asked_[d] = given[options[d]].text;
+  for (int d = 0; d < directions; d++) requested_[d] = given[options[d]].text;
   for (const auto& [_, rule] : given["rules"].members) {
     Rule& made = rules_.emplace_back(Rule{Conditions(rule), {}});
     for (const auto& [_, pair] : rule["requested"].members)
       for (int d = 0; d < directions; d++)
-        if (pair.at(0).text == name_of(Direction(d))) made.asked[d] = pair.at(1).text;
+        if (pair.at(0).text == name_of(Direction(d))) made.requested[d] = pair.at(1).text;
   }
   for (int d = 0; d < directions; d++) {
-    bool asks = thread_invariant || !asked_[d].empty();
-    for (const Rule& rule : rules_) asks = asks || !rule.asked[d].empty();
+    bool asks = thread_invariant || !requested_[d].empty();
+    for (const Rule& rule : rules_) asks = asks || !rule.requested[d].empty();
     requests |= int32_t(asks) << d;
   }
   requests |= 1 << directions;
@@ -94,7 +94,7 @@ Policy::Policy(const Json& given, const ConvTable& table)
 
 // Rules for convolutions name none for products, and those for products nothing else.
 bool Policy::Rule::is_for(Direction direction) const {
-  return (direction == Direction::matmul) != asked[int(Direction::matmul)].empty();
+  return (direction == Direction::matmul) != requested[int(Direction::matmul)].empty();
 }
 
 std::vector<bool> Policy::holding(const ConvText& t, Direction direction) const {
@@ -109,15 +109,15 @@ void Policy::note(const std::vector<bool>& held, Direction direction) const {
 }
 
 // The first rule that matches and names the direction, else the option.
-std::string Policy::asked_for(Direction direction, const std::vector<bool>& held) const {
+std::string Policy::requested_for(Direction direction, const std::vector<bool>& held) const {
   for (size_t i = 0; i < rules_.size(); i++)
-    if (held[i] && !rules_[i].asked[int(direction)].empty()) return rules_[i].asked[int(direction)];
-  return asked_by_option(direction);
+    if (held[i] && !rules_[i].requested[int(direction)].empty()) return rules_[i].requested[int(direction)];
+  return requested_by_option(direction);
 }
 
-std::string Policy::asked_by_option(Direction direction) const {
-  const std::string& asked = asked_[int(direction)];
-  return asked.empty() && thread_invariant ? invariance() : asked;
+std::string Policy::requested_by_option(Direction direction) const {
+  const std::string& requested = requested_[int(direction)];
+  return requested.empty() && thread_invariant ? invariance() : requested;
 }
 
 Decided Policy::known(const std::string& key) {
@@ -157,10 +157,10 @@ std::unique_ptr<Made> Policy::make(
   choice.direction = direction;
   choice.problem = text_of(whole);
   decision->held = holding(choice.problem, direction);
-  choice.asked = asked_for(direction, decision->held);
-  if (choice.asked.empty()) return decision;
+  choice.requested = requested_for(direction, decision->held);
+  if (choice.requested.empty()) return decision;
 
-  if (recording && (choice.asked == only_recorded || choice.asked == "normal" || choice.asked == "thread_invariant")) {
+  if (recording && (choice.requested == only_recorded || choice.requested == "normal" || choice.requested == "thread_invariant")) {
     TuningKey key = tuning_key(call, direction);
     key.table = recording;
     record(key, threads);
@@ -174,7 +174,7 @@ std::unique_ptr<Made> Policy::make(
 // With `error`, an algorithm that was named does not run.
 void Policy::complete(Made& decision, const Choice& choice, const std::string& error) const {
   if (!error.empty()) {
-    decision.warning_text = failure(choice, asked_[int(choice.direction)]) + " (" + sentence(choice.reasons) +
+    decision.warning_text = failure(choice, requested_[int(choice.direction)]) + " (" + sentence(choice.reasons) +
                             "). PyTorch computes it instead; choices() lists all such calls";
     decision.error_text = error;
     decision.warning = decision.warning_text.c_str(), decision.error = decision.error_text.c_str();
@@ -186,11 +186,11 @@ void Policy::complete(Made& decision, const Choice& choice, const std::string& e
 
 bool Policy::choose(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice, Made& decision) const {
-  if (choice.asked == only_recorded) {
+  if (choice.requested == only_recorded) {
     choice.reasons.push_back("recorded, to be measured later");
-  } else if (is_invariance(choice.asked) && allows_torch(call)) {
-    choice.reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
-  } else if (choice.asked == "performance") {
+  } else if (is_invariance(choice.requested) && allows_torch(call)) {
+    choice.reasons.push_back("MKL's strict mode keeps the bits of PyTorch's path");
+  } else if (choice.requested == "performance") {
     tune(call, direction, threads, why_not_measured, choice, decision);
   } else {
     decision.row = named(call, direction, choice);
@@ -204,13 +204,13 @@ bool Policy::choose(
 // The first row of the requested name that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
   std::string label, reason;  // of the last one that could not
-  bool is_known = choice.asked == "normal" || is_invariance(choice.asked);
+  bool is_known = choice.requested == "normal" || is_invariance(choice.requested);
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || choice.asked != row.name) continue;
+    if (row.direction != direction || choice.requested != row.name) continue;
     is_known = true;
-    if (!allows_math(row, choice.asked)) {
-      if (direction == Direction::matmul) choice.reasons.push_back("allow_fp32_emulation=False allows products in float32 alone");
+    if (!allows_math(row, choice.requested)) {
+      if (direction == Direction::matmul) choice.reasons.push_back("allow_fp32_emulation=False allows matmuls only in float32");
       continue;  // a convolution's name has a row in float32, too
     }
     const std::vector<std::string> why = obstacles(row, call);
@@ -221,7 +221,7 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
     reason = sentence(why);
     choice.reasons.push_back(label + ": " + reason);
   }
-  if (!is_known) choice.reasons.push_back(choice.asked + ": there is no such algorithm on this device");
+  if (!is_known) choice.reasons.push_back(choice.requested + ": there is no such algorithm on this device");
   return nullptr;
 }
 
@@ -237,7 +237,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
   std::vector<std::pair<const ConvRow*, std::string>> passed;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || choice.asked == row.name || !allows_math(row) || !exists(row, call)) continue;
+    if (row.direction != direction || choice.requested == row.name || !allows_math(row) || !exists(row, call)) continue;
     std::vector<std::string> why = obstacles(row, call);
     const bool can = why.empty(), is_good = merit_of(row, call) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
@@ -247,7 +247,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
       if (const int rank = rank_of(row, call); rank > (best ? rank_of(*best, call) : 0)) best = &row;
       if (!good && is_good) good = &row;
       if (!resort && row.algorithm->fixed_order) resort = &row;
-      why.push_back(rank_of(row, call) || !torch_allowed ? "another of ours is expected to be faster"
+      why.push_back(rank_of(row, call) || !torch_allowed ? "another algorithm of msctx is expected to be faster"
                                                          : "torch's own path is expected to be as fast");
     }
     passed.emplace_back(&row, sentence(why));
@@ -279,13 +279,13 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  std::string words = failure(choice, asked_[int(direction)]) + ":\n";
+  std::string words = failure(choice, requested_[int(direction)]) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || !allows_math(row, choice.asked) || !(exists(row, call) || choice.asked == row.name)) continue;
+    if (row.direction != direction || !allows_math(row, choice.requested) || !(exists(row, call) || choice.requested == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
-    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact(row));
+    if (why.empty() && is_invariance(choice.requested) && !is_exact(row, call)) why.push_back(too_inexact(row));
     const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())
@@ -301,15 +301,15 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   const std::vector<bool> held = holding(problem, direction);
   note(held, direction);
   Choice choice;
-  choice.asked = asked_for(direction, held);
-  if (choice.asked.empty() || choice.asked == only_recorded) return nullptr;
-  if (thread_invariant && is_heuristic(choice.asked)) choice.asked = invariance();
+  choice.requested = requested_for(direction, held);
+  if (choice.requested.empty() || choice.requested == only_recorded) return nullptr;
+  if (thread_invariant && is_heuristic(choice.requested)) choice.requested = invariance();
   choice.direction = direction;
   choice.problem = problem;
   choice.ran = choice.provider = choice.math = "torch";
   choice.reasons.push_back(reason);
   auto decision = std::make_shared<Made>();
-  complete(*decision, choice, is_heuristic(choice.asked) ? "" : failure(choice, asked_[int(direction)]) + ": " + reason + "\n");
+  complete(*decision, choice, is_heuristic(choice.requested) ? "" : failure(choice, requested_[int(direction)]) + ": " + reason + "\n");
   const std::string key = "refused " + *decision->choice;
   if (Decided found = known(key)) return found;
   return keep(key, std::move(decision));

@@ -57,7 +57,7 @@ class Conditions {
 
 struct Choice {
   Direction direction{};
-  std::string asked, ran, provider, math;
+  std::string requested, ran, provider, math;
   ConvText problem;
   double error = 0.0;      // the row's bound; 0: none is stated
   int64_t workspace = 0;   // bytes
@@ -137,7 +137,7 @@ void record(const TuningKey&, int threads, const char* why = "");
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
-// Why a problem is not measured for now, and runs torch's own path: what gains beside other load need not gain without.
+// Why a problem is not measured for now, and runs torch's own path: what gains under other load need not gain without.
 inline constexpr const char* beside_load = "not measured: more threads were runnable than there are cores";
 inline bool is_put_off(Permission said) { return said == Permission::later || said == Permission::not_this_call; }
 // `table`: the one that the result is for, by which Python knows the kind of device. `later` and `busy` are remembered for a second, unless
@@ -188,15 +188,15 @@ class Policy : public Taken {
  private:
   struct Rule {
     Conditions conditions;
-    std::string asked[directions];  // empty: the rule leaves that open
+    std::string requested[directions];  // empty: the rule leaves that open
     bool is_for(Direction) const;
   };
   std::vector<bool> holding(const ConvText&, Direction) const;
   void note(const std::vector<bool>& held, Direction) const;
-  std::string asked_for(Direction, const std::vector<bool>& held) const;
-  std::string asked_by_option(Direction) const;
+  std::string requested_for(Direction, const std::vector<bool>& held) const;
+  std::string requested_by_option(Direction) const;
   bool asks(Direction d) const { return requests >> int(d) & 1; }
-  bool allows_math(const ConvRow&, const std::string& asked = "") const;
+  bool allows_math(const ConvRow&, const std::string& requested = "") const;
   // torch states no bounds of its errors.
   bool allows_torch(const ConvCall& call) const { return !thread_invariant || (call.torch_keeps_bits && matmul_max_error == 0.0); }
   double most_error(Direction d) const { return d == Direction::matmul ? matmul_max_error : max_error; }
@@ -237,7 +237,7 @@ class Policy : public Taken {
   // which problems are recorded, to be measured later; 0: none.
   const int32_t tuning = int32_t(given["tuning_file"].integer()), recording = int32_t(given["work_path"].integer());
   const bool deterministic = given["deterministic"].is_on(), matmul_allow_tf32 = given["matmul_allow_tf32"].is_on();
-  std::string asked_[directions];
+  std::string requested_[directions];
   std::vector<Rule> rules_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to

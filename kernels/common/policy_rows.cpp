@@ -19,9 +19,9 @@ std::string in_words(double number) {
 }
 
 // A product's row whose name is requested may round as that says.
-bool Policy::allows_math(const ConvRow& row, const std::string& asked) const {
+bool Policy::allows_math(const ConvRow& row, const std::string& requested) const {
   const bool is_product = row.direction == Direction::matmul;
-  const bool may_round = is_product ? matmul_allow_tf32 || asked == row.name : allow_tf32;
+  const bool may_round = is_product ? matmul_allow_tf32 || requested == row.name : allow_tf32;
   if (is(row, "tf32")) return may_round && allow_fp32_emulation;  // products of parts, too
   return allow_fp32_emulation || !is(row, "fp32-grade");
 }
@@ -87,13 +87,13 @@ bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
 }
 
 double Policy::allowed_error(const ConvRow& row) const {
-  const double asked = most_error(row.direction);
-  return asked != 0.0 ? asked : is(row, "tf32") ? largest_tf32_error : largest_error;
+  const double requested = most_error(row.direction);
+  return requested != 0.0 ? requested : is(row, "tf32") ? largest_tf32_error : largest_error;
 }
 
 std::string Policy::too_inexact(const ConvRow& row) const {
-  const bool is_asked = most_error(row.direction) != 0.0;
-  const std::string option = !is_asked ? "" : row.direction == Direction::matmul ? "matmul_max_error=" : "conv_max_error=";
+  const bool is_requested = most_error(row.direction) != 0.0;
+  const std::string option = !is_requested ? "" : row.direction == Direction::matmul ? "matmul_max_error=" : "conv_max_error=";
   return "its error bound is above " + option + in_words(allowed_error(row));
 }
 

@@ -1,5 +1,5 @@
 // gemm: the input is unfolded into a matrix (im2col), image by image, then multiplied. Its gradients are algo_1 of the backward
-// passes: a matrix product and the folding back (col2im), and a matrix product with the unfolded input.
+// passes: a matmul and the folding back (col2im), and a matmul with the unfolded input.
 
 #include "msctx/lowering.h"
 #include "msctx/matrix_product.h"

@@ -1,4 +1,4 @@
-// implicit_gemm: the matrix product of gemm, whose right operand is read from the input in place, a small panel at a time. No workspace.
+// implicit_gemm: the matmul of gemm, whose right operand is read from the input in place, a small panel at a time. No workspace.
 // implicit_precomp_gemm finds the elements of the input by a table of indices, computed once a call into a workspace of taps x output
 // positions.
 

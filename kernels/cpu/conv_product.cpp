@@ -1,4 +1,4 @@
-// strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h), and the convolutions that are such products:
+// strict: matmuls in FMAs of the values themselves (see Direction::matmul in table.h), and the convolutions that are such products:
 // windows of 1x1. The bits of a row depend neither on the other rows nor on the number of threads.
 
 #include <utility>
@@ -142,7 +142,7 @@ bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   bool is_product = has_unit(p.window) && has_unit(p.stride) && p.groups == 1;
   for (int i = 0; i < 3; i++) is_product &= p.in[i] == p.out[i] && p.pad[i] == 0;
-  why.add_if(!is_product || op == Op::backward_weight, "it computes matrix products only");
+  why.add_if(!is_product || op == Op::backward_weight, "it computes matmuls only");
 }
 
 double error(const ConvProblem& p, Op op) { return sum_error(p.dtype, op == Op::forward ? p.c : p.k); }

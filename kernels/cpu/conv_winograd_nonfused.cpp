@@ -1,4 +1,4 @@
-// winograd_nonfused: the transforms of all tiles, 36 large matrix products, and the inverse transforms, one after the other, by
+// winograd_nonfused: the transforms of all tiles, 36 large matmuls, and the inverse transforms, one after the other, by
 // way of the workspace. Its size bounds how many tiles (and groups) are done at a time. See msctx/winograd.h.
 
 #include "msctx/winograd.h"

@@ -194,7 +194,7 @@ void trim_scratch() {
 MSCTX_API const char* msctx_pool_set(int percent) {
   return problem_of([&]() -> std::string {
     if (percent >= 0 && c10::GetCPUAllocator() != &ours) {
-      if (c10::GetCPUAllocator() != &torchs()) return "another library has put an allocator of its own in place of torch's";
+      if (c10::GetCPUAllocator() != &torchs()) return "another library has replaced torch's allocator";
       c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
       if (c10::GetCPUAllocator() != &ours) return "torch keeps an allocator that was set with a higher priority";
     }

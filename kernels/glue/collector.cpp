@@ -127,8 +127,8 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
 long caller_here() { return call_python(placer, 0, "(i)", 1); }
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
-const char* line_of(const Here& here, const Config& asked) {
-  if (!asked.lines) return "";
+const char* line_of(const Here& here, const Config& requested) {
+  if (!requested.lines) return "";
   if (here.backward && here.place.module == here.place.maker.module) return here.place.maker.line;
   const auto line = reinterpret_cast<const char*>(call_python(placer, 0, "(i)", 0));
   return line ? line : "";
@@ -186,18 +186,18 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
     if (!here.may_call_python) return nullptr;
     return at_end([around = begin_running({&operator_of(fn), now(), here.place.module, caller_here()})](Here&) { end_running(around); });
   }
-  const auto asked = here.config;
-  if (!asked) return nullptr;
+  const auto requested = here.config;
+  if (!requested) return nullptr;
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
     auto nothing = std::make_unique<Context>();
     here.is_inside = true, here.may_call_python = false;
     return nothing;
   }
   const Operator& op = operator_of(fn);
-  if (op.stands_for_others && !asked->errors) return nullptr;
+  if (op.stands_for_others && !requested->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped.first == &op ? here.wrapped.second : ++operators;
-  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.place.module, line_of(here, *asked), id, here.excepted > 0});
+  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.place.module, line_of(here, *requested), id, here.excepted > 0});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given))
@@ -205,7 +205,7 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
   here.wrapped = {};  // what a transform calls several times has rows of its own
   auto at = std::make_unique<Context>();
   Row& row = at->row;
-  at->config = asked;
+  at->config = requested;
   row.id = id;
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
@@ -225,7 +225,7 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
   }
   row.thread = thread_id();
   row.began = now();
-  const Config& a = *asked;
+  const Config& a = *requested;
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
     at->arguments = given.vec();
     at->errors = here.errors;

@@ -172,32 +172,32 @@ struct UnderPolicy {
 // fprop under a policy, with a bias or what finishes it. `torch` computes it torch's way.
 template <class Torch>
 at::Tensor forward(
-    const UnderPolicy& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
+    const UnderPolicy& requested, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
     const Finishing* finishing = nullptr) {
   const bool has_bias = bias && bias->defined();
-  if (asked.call && has_bias) {
-    const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
+  if (requested.call && has_bias) {
+    const int64_t channels = result_shape(*requested.call, Direction::fprop)[1];
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
     if (!fits) {
       at::Tensor result = torch();  // whose own error is the better one; what it takes has fallen back
-      asked.refuse(Direction::fprop, "its bias has another type or shape");
+      requested.refuse(Direction::fprop, "its bias has another type or shape");
       return result;
     }
   }
-  const Decision* decision = asked.decide(Direction::fprop, input, weight);
+  const Decision* decision = requested.decide(Direction::fprop, input, weight);
   // Without gradients, too: so the forward graphs of torch.compile run.
-  const int32_t bits = asked.policy->requests;
-  if (!c10::InferenceMode::is_enabled() && asked.call && (requests(bits, Direction::dgrad) || requests(bits, Direction::wgrad)))
+  const int32_t bits = requested.policy->requests;
+  if (!c10::InferenceMode::is_enabled() && requested.call && (requests(bits, Direction::dgrad) || requests(bits, Direction::wgrad)))
     waiting.add(weight);
   if (decision == nullptr) return torch();
-  complain(*asked.policy, *decision, Direction::fprop);
-  const bool is_wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
+  complain(*requested.policy, *decision, Direction::fprop);
+  const bool is_wide = has_bias && requested.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
   const auto ours = [&](const ConvRow& row, Ran& ran) {
     const bool is_added = has_bias && input.scalar_type() == at::kFloat && row.algorithm->finishes;  // an epilogue is float32
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
-    at::Tensor result = asked.run(
+    at::Tensor result = requested.run(
         row, is_wide ? wide(input) : input, is_wide ? wide(weight) : weight, input, weight, bias, is_added ? &added : finishing,
-        kept_as(*asked.policy, weight), ran);
+        kept_as(*requested.policy, weight), ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
@@ -205,17 +205,17 @@ at::Tensor forward(
     }
     return is_wide ? result.to(input.scalar_type()) : result;
   };
-  if (decision->to_measure) decision = asked.measure(decision, Direction::fprop, ours, torch);
-  return asked.computed(decision, Direction::fprop, ours, torch);
+  if (decision->to_measure) decision = requested.measure(decision, Direction::fprop, ours, torch);
+  return requested.computed(decision, Direction::fprop, ours, torch);
 }
 
-at::Tensor gradient_of_bias(const UnderPolicy& asked, const at::Tensor& grad_output) {
+at::Tensor gradient_of_bias(const UnderPolicy& requested, const at::Tensor& grad_output) {
   const bool last = grad_output.is_contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor gradient = last ? grad_output : grad_output.contiguous();
   at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
-  const int64_t positions = asked.call->transposed ? volume(asked.call->problem.in) : volume(asked.call->problem.out);
+  const int64_t positions = requested.call->transposed ? volume(requested.call->problem.in) : volume(requested.call->problem.out);
   const Parallel threads = threads_of_torch();
-  check(msctx_bias_gradient(&asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), &threads));
+  check(msctx_bias_gradient(&requested.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), &threads));
   return result;
 }
 
@@ -247,8 +247,8 @@ at::Tensor convolution(
   }
   Policy taken = policy_at(place);
   if (!taken) return torch();
-  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
-  return forward(asked, input, weight, bias, torch);
+  const UnderPolicy requested(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  return forward(requested, input, weight, bias, torch);
 }
 
 // What torch.jit.trace has recorded; under a policy, the flags are those of torch's context.
@@ -291,16 +291,16 @@ Three convolution_backward(
   }
   Policy taken = policy_at(place);
   if (!taken) return torch(output_mask);
-  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const UnderPolicy requested(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   waiting.has(weight);
   const auto is_its_gradient = [&] {
-    return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
+    return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*requested.call, Direction::fprop);
   };
-  if (asked.call && !is_its_gradient()) {
+  if (requested.call && !is_its_gradient()) {
     Three result = torch(output_mask);
     constexpr const char* reason = "its gradient has another type or shape than its result";
-    if (output_mask[0]) asked.refuse(Direction::dgrad, reason);
-    if (output_mask[1]) asked.refuse(Direction::wgrad, reason);
+    if (output_mask[0]) requested.refuse(Direction::dgrad, reason);
+    if (output_mask[1]) requested.refuse(Direction::wgrad, reason);
     return result;
   }
 
@@ -308,34 +308,34 @@ Three convolution_backward(
   std::array<at::Tensor, 3> found;
   const auto one = [&](Direction direction, int index, const at::Tensor& first, const at::Tensor& second) {
     if (!output_mask[index]) return;
-    const Decision* decision = asked.decide(direction, input, weight);
+    const Decision* decision = requested.decide(direction, input, weight);
     if (decision == nullptr) return;
-    complain(*asked.policy, *decision, direction);
+    complain(*requested.policy, *decision, direction);
     const auto ours = [&](const ConvRow& row, Weight kind, Ran& ran) {
-      return asked.run(row, first, second, input, weight, std::nullopt, nullptr, kind, ran);
+      return requested.run(row, first, second, input, weight, std::nullopt, nullptr, kind, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
-      alone[2] = direction == Direction::wgrad && output_mask[2] && asked.place == Place::cpu;  // who computes this gradient computes that of the bias
+      alone[2] = direction == Direction::wgrad && output_mask[2] && requested.place == Place::cpu;  // who computes this gradient computes that of the bias
       const auto with_bias = [&](const ConvRow& row, Ran& ran) {
         ours(row, Weight::fresh, ran);  // as in a training, where each step changes it
-        if (alone[2]) gradient_of_bias(asked, grad_output);
+        if (alone[2]) gradient_of_bias(requested, grad_output);
       };
-      decision = asked.measure(decision, direction, with_bias, [&] { torch(alone); });
+      decision = requested.measure(decision, direction, with_bias, [&] { torch(alone); });
     }
     const auto none = [] { return at::Tensor(); };  // torch computes all that is left at once
-    const auto kept = [&](const ConvRow& row, Ran& ran) { return ours(row, kept_as(*asked.policy, weight), ran); };
-    found[index] = asked.computed(decision, direction, kept, none);
+    const auto kept = [&](const ConvRow& row, Ran& ran) { return ours(row, kept_as(*requested.policy, weight), ran); };
+    found[index] = requested.computed(decision, direction, kept, none);
     left[index] = !found[index].defined();
   };
   one(Direction::dgrad, 0, grad_output, weight);
   one(Direction::wgrad, 1, input, grad_output);
   const bool ours = place == Place::cpu && (output_mask[1]
                         ? !left[1]
-                        : asked.call && asked.policy->thread_invariant && asked.decide(Direction::wgrad, input, weight));
+                        : requested.call && requested.policy->thread_invariant && requested.decide(Direction::wgrad, input, weight));
   if (output_mask[2] && ours) {
-    found[2] = gradient_of_bias(asked, grad_output);
+    found[2] = gradient_of_bias(requested, grad_output);
     left[2] = false;
   }
   if (left[0] || left[1] || left[2]) {
@@ -350,19 +350,19 @@ Three convolution_backward(
 namespace {
 
 // By oneDNN, of a weight that is packed once; undefined where torch has no oneDNN.
-at::Tensor by_packed(const UnderPolicy& asked, const at::Tensor& input, const at::Tensor& weight) {
+at::Tensor by_packed(const UnderPolicy& requested, const at::Tensor& input, const at::Tensor& weight) {
   auto& all = c10::Dispatcher::singleton();
   static const auto pack = all.findSchema({"mkldnn::_reorder_convolution_weight", ""}), run = all.findSchema({"mkldnn::_convolution_pointwise", ""});
-  if (!asked.call || !pack || !run || !at::globalContext().userEnabledMkldnn()) return {};
+  if (!requested.call || !pack || !run || !at::globalContext().userEnabledMkldnn()) return {};
   const auto called = [](const c10::OperatorHandle& op, torch::jit::Stack stack) {
     op.callBoxed(stack);
     return stack[0].toTensor();
   };
-  const Geometry& g = asked.geometry;
-  const std::string what(reinterpret_cast<const char*>(&asked.call->problem), sizeof(ConvProblem));
+  const Geometry& g = requested.geometry;
+  const std::string what(reinterpret_cast<const char*>(&requested.call->problem), sizeof(ConvProblem));
   const auto padding = g.padding.vec(), stride = g.stride.vec(), dilation = g.dilation.vec();
   const Parallel threads = threads_of_torch();
-  Keeper keeper(*asked.policy, weight, "onednn" + what, threads, asked.policy->frozen_weights && is_parameter(weight));
+  Keeper keeper(*requested.policy, weight, "onednn" + what, threads, requested.policy->frozen_weights && is_parameter(weight));
   const at::Tensor packed = keeper.tensor([&] {
     return called(*pack, {weight.contiguous(), padding, stride, dilation, g.groups, input.sizes().vec()});
   });
@@ -399,10 +399,10 @@ at::Tensor finished_convolution(
   constexpr int64_t none[] = {0, 0};
   const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
   const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
-  std::optional<UnderPolicy> asked;
+  std::optional<UnderPolicy> requested;
   const auto torch = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    at::Tensor result = asked ? by_packed(*asked, input, weight) : at::Tensor();
+    at::Tensor result = requested ? by_packed(*requested, input, weight) : at::Tensor();
     if (!result.defined())
       result = Previous<Place::cpu, at::_ops::convolution>::call(
           input, weight, std::nullopt, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
@@ -410,15 +410,15 @@ at::Tensor finished_convolution(
   };
   Policy taken = policy_at(Place::cpu);
   if (!taken) return torch();
-  asked.emplace(std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
-  asked->finishes = true;
-  if (asked->call) {
-    ConvCall& call = *asked->call;
+  requested.emplace(std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+  requested->finishes = true;
+  if (requested->call) {
+    ConvCall& call = *requested->call;
     call.channels_last = 1;
     call.activation = int32_t(how.activation), call.adds_last = finishing.other.defined() && adds_last;
     call.has_scale = finishing.scale.defined(), call.has_shift = finishing.shift.defined(), call.has_other = finishing.other.defined();
   }
-  return forward(*asked, input, weight, std::nullopt, torch, &finishing);
+  return forward(*requested, input, weight, std::nullopt, torch, &finishing);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace msctx::glue {
 namespace {
 
 std::mutex& cuda_lock = fork_safe_mutex();
-thread_local const ConvCall* asked = nullptr;
+thread_local const ConvCall* in_question = nullptr;
 thread_local int64_t asking_policy = 0;
 int (*ask_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing; where there is none nothing can be recorded
 
@@ -33,7 +33,7 @@ c10::Stream current_stream(int device) {
 // Why an algorithm cannot run a problem though it had reported that it could, by both, the Op and the policy (0: any).
 auto& failures = immortal<std::map<std::string, const char*>>();
 std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int64_t policy) {
-  return key_of(p, *asked) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op) + std::to_string(policy);
+  return key_of(p, *in_question) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op) + std::to_string(policy);
 }
 
 void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const CudaFailed& failed) {
@@ -57,17 +57,17 @@ const ConvTable& cuda_table() {
   return table;
 }
 
-CudaCall::CudaCall(const ConvCall* call, int64_t policy) : call_before_(asked), policy_before_(asking_policy) {
+CudaCall::CudaCall(const ConvCall* call, int64_t policy) : call_before_(in_question), policy_before_(asking_policy) {
   if (!call) return;
-  asked = call;
+  in_question = call;
   asking_policy = policy;
   on_.reset_device(device_of(call->device));
 }
 CudaCall::~CudaCall() {
-  asked = call_before_;
+  in_question = call_before_;
   asking_policy = policy_before_;
 }
-const ConvCall& call_in_question() { return *asked; }
+const ConvCall& call_in_question() { return *in_question; }
 
 std::string key_of(const ConvProblem& p, const ConvCall& call) {
   std::string key(reinterpret_cast<const char*>(&p), sizeof p);

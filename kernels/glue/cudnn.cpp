@@ -98,7 +98,7 @@ struct Described {
     if (convolution) cudnn.drop_convolution(convolution);
   }
 
-  const std::pair<int, size_t>& asked_for(Op op, int algorithm) {
+  const std::pair<int, size_t>& queried(Op op, int algorithm) {
     const auto [found, is_new] = support.try_emplace({op, algorithm});
     if (is_new) {
       const auto [a, b, result] = in_order(op, x, w, y);
@@ -173,7 +173,7 @@ struct CudnnRow {
     add_failure(algorithm, p, op, found);
     if (found.count) return;
     try {
-      const int status = described(p, tf32).asked_for(op, number).first;
+      const int status = described(p, tf32).queried(op, number).first;
       if (status >= not_supported && status < beyond_not_supported)
         found.add("cuDNN does not support it for this problem on this device");
       else if (status != success)
@@ -185,7 +185,7 @@ struct CudnnRow {
   static size_t workspace(const ConvProblem& p, Op op, int) {
     const int number = named.number[int(op)];
     if (number < 0 || is_empty(p)) return 0;
-    return described(p, tf32).asked_for(op, number).second;
+    return described(p, tf32).queried(op, number).second;
   }
   // cuDNN states none. What is known: with windows of 5, Winograd was off by 1.2e-2 of the largest result on an H100 (cuDNN 9.19).
   static double error(const ConvProblem& p, Op) {
@@ -196,7 +196,7 @@ struct CudnnRow {
   static bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
     const int number = named.number[int(op)];
     Described& d = described(p, tf32);
-    const size_t bytes = d.asked_for(op, number).second;
+    const size_t bytes = d.queried(op, number).second;
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.dtype == DType::f64;

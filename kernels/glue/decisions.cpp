@@ -20,7 +20,8 @@ void complain(const Taken& policy, const Decision& decision, Direction direction
     if (last.load(std::memory_order_relaxed) == policy.number) return;
     if (!warn(decision.warning)) return last.store(policy.number, std::memory_order_relaxed);
   }
-  TORCH_CHECK(false, decision.error, "fallback=", policy.fallback == Fallback::error ? "error" : "warn", ": nothing was computed.");
+  const char* requested = policy.fallback == Fallback::strict ? "strict=True" : policy.fallback == Fallback::error ? "fallback=error" : "fallback=warn";
+  TORCH_CHECK(false, decision.error, requested, ": nothing was computed.");
 }
 
 const Decision* refused(

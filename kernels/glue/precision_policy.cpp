@@ -341,9 +341,9 @@ MSCTX_API void msctx_precision_switch(int combination) { put_in_force(combinatio
 
 // What has been counted of each operator of a policy.
 MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[Counted::all], int operators) {
-  const PrecisionPolicy& asked = policy_of(policy);
+  const PrecisionPolicy& requested = policy_of(policy);
   for (int i = 0; i < operators; i++)
-    if (const PrecisionCounts* found = asked.counted(i)) std::ranges::copy(*found, counts[i]);
+    if (const PrecisionCounts* found = requested.counted(i)) std::ranges::copy(*found, counts[i]);
 }
 
 // An autocast of a device (-1: another one) has been entered or left, or what is in force has changed: see number_overruled.

@@ -252,7 +252,7 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
   if (!policy) return {};
   const Product product(place, kind, terms, *policy);
   if (policy->thread_invariant && terms.left.is_complex() && terms.left.numel() && !(kind == Kind::matrices && policy->torch_keeps_products))
-    refuse(*policy, matmul, refused(*policy, matmul, "msctx computes no complex products", terms.left, terms.right));
+    refuse(*policy, matmul, refused(*policy, matmul, "msctx computes no complex matmuls", terms.left, terms.right));
   if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
   const int threads = at::get_num_threads();
   const Decision* decision = decision_of(*policy, product.call(), matmul, threads);
@@ -324,7 +324,7 @@ struct Hooked<place, Op, Return(Arguments...)> {
 
   static Return run(Arguments... arguments) {
     const auto pass_on = [&]() -> Return { return Previous<place, Op>::call(std::forward<Arguments>(arguments)...); };
-    if (inside_torch > 0 || !asks_for_products(place)) return pass_on();
+    if (inside_torch > 0 || !requests_products(place)) return pass_on();
     if constexpr (is_composed<Op>) {
       return composed(arguments...);
     } else if constexpr (name == "aten::dot" || name == "aten::vdot") {

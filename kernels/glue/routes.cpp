@@ -164,7 +164,7 @@ constexpr c10::DispatchKeySet dense({c10::DispatchKey::CPU, c10::DispatchKey::Mk
 constexpr c10::DispatchKeySet sparse({c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU});
 constexpr c10::DispatchKeySet either({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU});  // torch makes it of others at all keys
 
-// Operators that compute matrix products without those that are hooked (see product.cpp), and at which keys. Under an invariance
+// Operators that compute matmuls without those that are hooked (see product.cpp), and at which keys. Under an invariance
 // `composed` makes one of hooked ones.
 struct OfTorch {
   std::string_view name;
@@ -214,7 +214,7 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
 }
 
 bool is_sparse(const at::Tensor& t) { return t.defined() && t.layout() != at::kStrided && t.layout() != at::kMkldnn; }
-bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
+bool is_requested(Place place) { return inside_torch == 0 && in_force(place); }
 
 bool is_invariant(Place place) {
   const Policy policy = policy_at(place);
@@ -228,7 +228,7 @@ void count_route(Place place, const std::string& name, bool is_backward, const a
   const bool of_sparse = is_sparse(input) || is_sparse(weight);
   const std::string reason =
       name + (of_sparse ? " of sparse tensors" : "") +
-      (!is_quantized ? " is an operator of its own" : of_products ? " is not a float product" : " is not a float convolution") +
+      (!is_quantized ? " is a separate operator" : of_products ? " is not a float matmul" : " is not a float convolution") +
       ": algorithms of msctx do not apply to it";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad, Direction::matmul})
     if (of_products ? direction == Direction::matmul : direction != Direction::matmul && is_backward == (direction != Direction::fprop))
@@ -243,13 +243,13 @@ class Route : public c10::OperatorKernel {
         is_above_autograd_(row_ && row_->keys == either), before_(in_table(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    bool is_asked_here = is_asked(place_);
-    const bool is_kept = is_asked_here && row_ && is_invariant(place_);
+    bool is_requested_here = is_requested(place_);
+    const bool is_kept = is_requested_here && row_ && is_invariant(place_);
     if (is_kept && row_->composed && (!is_above_autograd_ || is_whole_lstm(torch::jit::last(*stack, op.schema().arguments().size()))))
       return row_->composed().callBoxed(op, keys, stack);
-    if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
+    if (row_ && row_->keys == sparse) is_requested_here = is_kept;  // algorithms are for dense products alone
     if (is_above_autograd_) return before_.callBoxed(op, keys, stack);
-    if (is_asked_here) {
+    if (is_requested_here) {
       std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
         if (argument.isTensor()) found.insert(found.end() - 3, argument.toTensor());
@@ -272,7 +272,7 @@ class Route : public c10::OperatorKernel {
 // A linear layer of 16 bits whose input is not contiguous: torch rounds its products before it adds the bias, and for one row it does not.
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   using Torchs = Previous<Place::cpu, at::_ops::linear>;
-  const bool is_rounded = input.dim() > 2 && input.element_size() == 2 && !input.is_contiguous() && is_asked(Place::cpu) && is_invariant(Place::cpu);
+  const bool is_rounded = input.dim() > 2 && input.element_size() == 2 && !input.is_contiguous() && is_requested(Place::cpu) && is_invariant(Place::cpu);
   return Torchs::kernel.call<at::Tensor, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&>(
       *Torchs::op, Torchs::keys, is_rounded ? input.contiguous() : input, weight, bias);
 }

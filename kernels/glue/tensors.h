@@ -45,7 +45,7 @@ extern constinit thread_local Trial trial;
 // The call that a convolution costs when there is none.
 inline bool in_force(Place place) { return msctx_in_force(place) != 0 && trial != Trial::torchs; }
 inline bool requests(int32_t bits, Direction direction) { return bits >> int(direction) & 1; }
-inline bool asks_for_products(Place place) { return requests(msctx_in_force(place), Direction::matmul) && trial != Trial::torchs; }
+inline bool requests_products(Place place) { return requests(msctx_in_force(place), Direction::matmul) && trial != Trial::torchs; }
 inline const Decision* decision_of(const Taken& policy, const ConvCall& call, Direction direction, int threads, bool again = false) {
   const Decision* decision = nullptr;
   check(msctx_decide(&policy, &call, direction, threads, again, &decision));

@@ -59,8 +59,7 @@ def plan_page(plan: Plan) -> tuple[Group, Text]:
     """Each option with value and origin, and per device its status and the switches or the reason; then how many are applied."""
     blocks: dict[tuple[str, str, str], Table] = {}
     for row in plan.rows:
-        text = str(row.value)
-        key = (row.spelling, text if text.isprintable() else repr(text), row.origin)
+        key = (row.spelling, row.shown if row.shown.isprintable() else repr(row.shown), row.origin)
         if key not in blocks:
             blocks[key] = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
             blocks[key].add_column(width=8, justify="right")  # device

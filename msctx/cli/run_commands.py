@@ -244,7 +244,7 @@ def capture(
     if not workload.layers:
         why = f" that a workload can hold: {', '.join(workload.left_out)}" if workload.left_out else ""
         hint = f"inputs that are not empty, and dtypes of {', '.join(DTYPES)}" if why else ""
-        raise OptionError([Diagnostic("", f"the model computes no convolution and no product of matrices{why}", model, hint)])
+        raise OptionError([Diagnostic("", f"the model computes no convolution and no matmul{why}", model, hint)])
     if out is not None:
         write_new(Path(out), text)
     if workload.left_out:

@@ -120,7 +120,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def _product(a: Shape, b: Shape, **more: Any) -> Product:
     if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
-        raise BadValue(f"{text(a)} @ {text(b)} is not a product of matrices", path=("b",))
+        raise BadValue(f"{text(a)} @ {text(b)} is not a matmul", path=("b",))
     return Product(a, b, **more)
 
 

@@ -16,6 +16,7 @@ CONTEXT = REASONS["mint"].removesuffix(" torch")
 VARIABLES = vocabulary()["variables"]
 NOT_READ = {name: f"msctx does not read it; use {option}" for name, option in VARIABLES.items()}
 """Variables of the environment → the option that takes their place."""
+IF_SET = vocabulary()["set_variables"]
 _OTHERS = re.compile(r"(?:(HCCL|ASCEND)|MS|MINDSPORE|GLOG)_(?!DIAGNOSTIC_DATA_PATH)\w+")
 """Other variables of MindSpore, and those of what runs below torch_npu, too."""
 _SETTING = re.compile(r"environ\[.*\] *=(?!=)|environ\.(setdefault|update)|putenv")
@@ -24,9 +25,11 @@ _SETTING = re.compile(r"environ\[.*\] *=(?!=)|environ\.(setdefault|update)|puten
 
 def about_variable(name: str, line: str = "putenv") -> str:
     """What takes the place of a variable, or why nothing does; ``""``: it is none of MindSpore's, or the line does not set it."""
-    other = _OTHERS.fullmatch(name) if _SETTING.search(line) else None
+    if name in NOT_READ or not _SETTING.search(line):
+        return NOT_READ.get(name, "")
+    other = _OTHERS.fullmatch(name)
     why = "HCCL, CANN and torch_npu read theirs as before" if other and other[1] else "only MindSpore reads it"
-    return NOT_READ.get(name, f"no option: {why}" if other else "")
+    return IF_SET.get(name, f"no option: {why}" if other else "")
 
 
 class Absent:

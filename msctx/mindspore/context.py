@@ -138,7 +138,8 @@ def _unknown(name: str, where: str) -> Diagnostic:
 
 @outside_dynamo
 def get_context(attr_key: str) -> Any:
-    """The value of an option in force, in MindSpore's form: sizes are numbers of GB, O0 and O1 are 0 and 1, and so on.
+    """The value of an option in force, in MindSpore's form: sizes are numbers of GB, O0 and O1 are 0 and 1, and so on. ``jit_config``
+    is read from ``enable_graph_kernel``: O2 has become O1.
 
     Raises:
         ValueError: MindSpore's get_context knows no such name.
@@ -149,6 +150,9 @@ def get_context(attr_key: str) -> Any:
     target = keys.target()
     if name in KEYS and (reason := _not_here(KEYS[name], target)) and keys.in_force(name, TARGETS[target]) is None:
         warn(f"{name}: {reason}")
+    if name == "jit_config":
+        level = keys.in_force("enable_graph_kernel", TARGETS[target])
+        return {"jit_level": "O1" if level.value else "O0"} if level else {}
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)
     if name in KEYS or find(name):

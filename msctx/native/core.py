@@ -303,7 +303,7 @@ def cpuinfo() -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}
 
 
-def matrix_unit_obstacle() -> str:
+def amx_obstacle() -> str:
     """Why the kernels have no matrix unit here, or ``""``: the same before the library is loaded and after."""
     if isa := os.environ.get(ISA_VARIABLE):
         return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no AMX"

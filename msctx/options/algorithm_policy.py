@@ -220,13 +220,13 @@ class ConvPolicy:
 
 
 @cache
-def able(ability: str, *, on_matrix_unit: bool = True) -> frozenset[tuple[str, ...]]:
-    """(direction, algorithm) of those on a CPU that have an ability for some problems; with *on_matrix_unit*, on one with AMX.
+def able(ability: str, *, with_amx: bool = True) -> frozenset[tuple[str, ...]]:
+    """(direction, algorithm) of those on a CPU that have an ability for some problems; with *with_amx*, on one with AMX.
 
     A plan needs no compiler, so it cannot ask the built library: tests/kernels/test_dispatch.py writes the file from that.
     """
     rows = json.loads((KERNEL_SOURCES / "abilities.json").read_bytes())[ability]
-    names = [*rows["everywhere"], *(rows["with AMX"] if on_matrix_unit else ())]
+    names = [*rows["everywhere"], *(rows["with AMX"] if with_amx else ())]
     return frozenset(tuple(name.split()) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""MKL's conditional numerical reproducibility: in its strict mode, matrix products keep their bits.
+"""MKL's conditional numerical reproducibility: in its strict mode, matmuls keep their bits.
 
 Source: "Obtaining Numerically Reproducible Results" in Intel's oneMKL Developer Guide: mkl_cbwr_set, mkl_cbwr_get, MKL_CBWR.
 """
@@ -71,7 +71,7 @@ def _write_mkl(value: str) -> None:
 
 
 def mkl_obstacle() -> str:
-    """Why matrix products cannot keep their bits; ``""``: they do, or can from now on."""
+    """Why matmuls cannot keep their bits; ``""``: they do, or can from now on."""
     if not has_mkl():
         return "this PyTorch has no MKL"
     if not is_intels():

@@ -113,7 +113,7 @@ def _load_cudnn(state: tuple[bool, Nodes, Nodes]) -> None:
     if state != _save_cudnn():
         flag, own, in_effect = state[0], dict(state[1]), state[2]
         _C._set_cudnn_allow_tf32(flag)
-        if _own(_SIBLING)[_SIBLING] != "tf32":  # written since, by whomever matrix products are the business of
+        if _own(_SIBLING)[_SIBLING] != "tf32":  # written since, by whomever matmuls are the business of
             del own[_SIBLING]
         _set_all(own)
         # nodes that nobody had set followed their parents and no longer do: what was in effect is, all the same
@@ -123,7 +123,7 @@ def _load_cudnn(state: tuple[bool, Nodes, Nodes]) -> None:
 def _write_cudnn(allow: bool) -> None:
     """The old setter, which torch.backends.cudnn.flags() calls when it is left, leaves the nodes to their parent.
 
-    So that must not allow what is forbidden, now and after any number of flags(); matrix products keep what they had from it.
+    So that must not allow what is forbidden, now and after any number of flags(); matmuls keep what they had from it.
     """
     if not allow and _get(*_PARENT) == "tf32":
         _set(*_SIBLING, _get(*_SIBLING))

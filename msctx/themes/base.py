@@ -18,10 +18,10 @@ class Facts:
     cann: tuple[int, int] | None = None  # the version of CANN's runtime, where it is known
     native: str = ""  # why there can be no native core; ``""``: it is there, or can be built
     cudnn: str = ""  # why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known
-    mkl: str = ""  # why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known
+    mkl: str = ""  # why MKL's matmuls cannot keep their bits; ``""``: they can, as far as is known
     inductor: str = ""  # why inductor has no setting for bits that are the same in any batch; ``""``: it has, as far as known
     cublas: str = ""  # the environment variable that makes cuBLAS emulate float32, with its value; ``""``: it is not set
-    matrix_unit: str = ""  # why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known
+    amx: str = ""  # why the native core has no AMX on this processor; ``""``: it has it, as far as is known
     npu: str = ""  # why products on an NPU cannot be named in this process; ``""``: they can
     half_products: bool | None = None  # whether the matrix unit of the NPU has float16 alone; ``None``: not known
     rank: int | None = None  # the number of this process among those of its run; ``None``: it is alone, or not known

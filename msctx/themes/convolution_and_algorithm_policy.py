@@ -1,4 +1,4 @@
-"""Which algorithm each convolution and matrix product runs, by the policy of the native core; memory formats."""
+"""Which algorithm each convolution and matmul runs, by the policy of the native core; memory formats."""
 
 from __future__ import annotations
 
@@ -264,8 +264,8 @@ def npu_policy(on: On) -> dict[str, Any]:
 
 
 def on_fallback(on: On) -> str:
-    """What becomes of a call that cannot run what is requested."""
-    return str(on.get("fallback", "error" if on.get("strict", False) else "warn"))
+    """What becomes of a call that cannot run what is requested: one of FALLBACK; ``strict``: an error, because of ``strict=True``."""
+    return str(on.get("fallback", "strict" if on.get("strict", False) else "warn"))
 
 
 def assignments_of(on: On) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _all_requested(on: On) -> dict[tuple[str, str], str]:
 
 def rounds_products(on: On) -> bool:
     """Whether products may round to TF32 on a CPU that has the unit for it."""
-    return on.device == "cpu" and bool(on.get("matmul_allow_tf32")) and not on.facts.matrix_unit
+    return on.device == "cpu" and bool(on.get("matmul_allow_tf32")) and not on.facts.amx
 
 
 def raced(on: On) -> ConvPolicy | None:
@@ -343,7 +343,7 @@ def _algorithm(on: On, value: str) -> Outcome:
         return refused(ON_CPU_ALONE)
     assignments = assignments_of(on)
     if value != "performance":
-        others = f"unsupported problems: {FALLBACK[on_fallback(on)]}" * (value != "normal")
+        others = f"unsupported problems: {FALLBACK.get(on_fallback(on), FALLBACK['error'])}" * (value != "normal")
         return honoured(assignments, joined(others, ON_CUDA.get(value, "") * (on.device == "cuda")))
     if why := unmeasured(on):
         return approximated(assignments, f"{why}: {_decides(on)}")
@@ -395,8 +395,8 @@ def excluded(on: On, product: str) -> str:
     if on.device == "ascend":
         return _excluded_on_npu(on, product)
     of_parts, rounds = ((PRODUCT, product) in able(ability) for ability in ("emulate float32", "round to TF32"))
-    if of_parts and on.device == "cpu" and on.facts.matrix_unit:
-        return on.facts.matrix_unit
+    if of_parts and on.device == "cpu" and on.facts.amx:
+        return on.facts.amx
     if of_parts and on.get("allow_fp32_emulation") is False:
         return NO_PARTS
     if rounds and on.get("matmul_allow_tf32") is False:
@@ -454,8 +454,8 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
         return replace(inert("no algorithm is requested", f"set one of {asking}{also}"), shadowed=waits)
     if why := obstacle(on):
         return refused(why)
-    have_it = able(ability, on_matrix_unit=not on.facts.matrix_unit) if ability and on.device == "cpu" else mine
+    have_it = able(ability, with_amx=not on.facts.amx) if ability and on.device == "cpu" else mine
     if not any(each in have_it or each[1] in OPEN for each in mine):  # what runs where one falls back is not requested
         who = ", ".join(dict.fromkeys(mine.values()))
-        return inert(joined(f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))
+        return inert(joined(f"no algorithm that is requested can {ability}: {who}", on.facts.amx))
     return honoured(cause="part of the policy for convolutions and matmuls")

@@ -40,7 +40,7 @@ OPTIONS = (
              "not to read them."),
     extension("thread_invariant", Bool, default=False, example=True, devices=("cpu",),
         help="Convolutions and matmuls give the same bits for any number of threads. Where no algorithm is requested "
-             "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
+             "they run msctx's own kernels; float32 and float64 matmuls run MKL's strict mode where that can "
              "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
              "runs on a GPU does not depend on the CPU's threads."),
     extension("batch_invariant", Bool, default=False, example=True, devices=("cpu", "cuda"),
@@ -65,7 +65,7 @@ AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_
 NOT_FILLED = "torch_npu fills no new memory"
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
-"""MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
+"""MKL's strict mode: matmuls keep their bits, and no kernels of msctx's own need run."""
 GO_ON = reason("the generators continue after the block", "set seed_scope=True to restore them")
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 

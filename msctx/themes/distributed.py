@@ -146,7 +146,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "parallel_speed_up_json_path.compute_communicate_fusion_level" if device == "ascend":
             return refused(*OWN_KERNELS) if value else as_it_is()
         case "parallel_speed_up_json_path.compute_communicate_fusion_level" if value in (1, 2):
-            return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
+            return refused("inductor fuses matmuls with collectives in both passes or in neither", "set 3 or 0")
         case "parallel_speed_up_json_path.compute_communicate_fusion_level":
             needs = "only all-gathers and reduce-scatters of groups with enable_symm_mem_for_group"
             found = {"torch.inductor._micro_pipeline_tp": value == 3}

@@ -158,7 +158,7 @@ EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
 AS_TEXT = f"torchair writes graphs into {DUMPS}, not passes and kernels"
 FROZEN_BY_CANN = "CANN keeps weights as constants: do not move their memory"
 AGGRESSIVE = "kernels without shared data are also combined, perhaps slower"
-KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
+KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and matmuls without it"
 
 
 def translate(on: On, setting: Setting) -> Outcome | None:

@@ -126,7 +126,7 @@ def translate(on: On, setting: Setting) -> Outcome | None:
         case "allow_fp32_emulation" if is_cuda:
             return _by_flags(on, value)
         case "allow_fp32_emulation":
-            anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
+            anywhere = On(on.device, on.source, replace(on.facts, amx=""))  # what is forbidden, no processor does
             return convolutions.detail(anywhere, ability="emulate float32")
         case "matmul_allow_hf32" | "conv_allow_hf32" if on.device == "ascend":
             return _allow_hf32(on, setting)
@@ -145,7 +145,7 @@ def _products(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend" and names.isdisjoint(convolutions.ON_NPU):
         runs = "torch_npu's own matmuls run" if named else "no rule applies"
         return inert(f"{convolutions.NO_OTHER}: {runs}")
-    if names <= {*missing} or (missing and convolutions.on_fallback(on) == "error"):
+    if names <= {*missing} or (missing and convolutions.on_fallback(on) in ("error", "strict")):
         return refused(reasons)
     reasons = joined(*(f"rules with {name} do nothing: {why}" for name, why in missing.items()))
     if on.device != "ascend":
@@ -199,8 +199,8 @@ def flag(on: On) -> dict[str, bool]:
 def _matmul_allow_tf32(on: On) -> Outcome:
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
-    if on.facts.native or on.facts.matrix_unit:
-        return inert(on.facts.native or f"{on.facts.matrix_unit}; {ON_AMX}")
+    if on.facts.native or on.facts.amx:
+        return inert(on.facts.native or f"{on.facts.amx}; {ON_AMX}")
     outcome = _rounding(on, "matmul_max_error", PRODUCT)
     if outcome.status != "honoured":
         return outcome
@@ -225,8 +225,8 @@ def _conv_allow_tf32(on: On, value: bool) -> Outcome:
         return outcome
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
-    if on.facts.matrix_unit:
-        return inert(f"{on.facts.matrix_unit}; {ON_AMX}")
+    if on.facts.amx:
+        return inert(f"{on.facts.amx}; {ON_AMX}")
     outcome = _rounding(on, "conv_max_error", *DIRECTIONS)
     return replace(outcome, reason=ON_UNIT) if outcome.status == "honoured" else outcome
 

@@ -127,13 +127,15 @@ def _look(file: str | None, sides: Sequence[Side], finding: Finding, call: Call)
                 if a["file"] and b["file"]:
                     first, second = (torch.from_numpy(np.load(path)) for path in (mine / a["file"], its / b["file"]))
                     values[f"{side[:-1]} {a['argument'] or number}"] = differing(first, second)
-        arguments, others = row["attributes"], other["attributes"]
-        values |= {n: f"{v} and {others.get(n)}" for n, v in arguments.items() if v != others.get(n)}
-        finding.values = {name: text for name, text in values.items() if text}
+        others = other["attributes"]
+        apart = {n: f"{v} and {others.get(n)}" for n, v in row["attributes"].items() if v != others.get(n)}
+        if apart and finding.kind == "operator":
+            finding.kind, finding.inputs = "input", [*apart]
+        finding.values = {name: text for name, text in (values | apart).items() if text}
 
 
 TEXTS = {
-    "operator": "its inputs agree and its outputs differ",
+    "operator": "its input tensors agree and its outputs differ",
     "random": "the runs drew different random numbers: set seed=0",
     "generator": "a torch.Generator of the program is not seeded: call generator.manual_seed",
     "input": "{} differs, and no operator before it computed that: a parameter, data, a number of the program, random numbers of "

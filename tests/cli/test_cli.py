@@ -69,7 +69,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
 
 
 def test_a_plan_for_a_device_that_is_here_has_its_facts(command, monkeypatch):
-    monkeypatch.setattr("msctx.native.core.matrix_unit_obstacle", lambda: "this processor has no AMX")
+    monkeypatch.setattr("msctx.native.core.amx_obstacle", lambda: "this processor has no AMX")
     for words in ([], ["--all"]):
         assert "has no AMX" in command("explain", "matmul_allow_tf32=true", "--device", "cpu", "--json", *words)[1]
     code, _, err = command("explain", "matmul_algo=bf16x3", "--device", "ascend")

@@ -85,12 +85,12 @@ def here() -> Stamp:
 def test_show_and_clear(tune, own_tuning_file):
     assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
     recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={})
-    write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="beside other load"))
+    write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="under other load"))
     write(own_tuning_file, replace(here(), cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
     code, out, _ = tune("show")
     assert code == 0
     uses = ("used here\n", "not used here: another cpu, flags")
-    parts = ("5 entries", *uses, ENTRY.problem, "1.25x", "1.02x", "beside other load")
+    parts = ("5 entries", *uses, ENTRY.problem, "1.25x", "1.02x", "under other load")
     assert [part for part in (*parts, "not measured yet") if part not in out] == []
     found = json.loads(tune("show", "--json")[1])
     assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})

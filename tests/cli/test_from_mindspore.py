@@ -17,6 +17,7 @@ ANSWERS = [
     ("explain ascend_config.precision_mode=force_fp32 --device GPU", "Written as precision_mode it acts on this device"),
     ("explain deterministic=ON --device npu", "ascend  approximated"),
     ("explain deterministic=ON --device npu", "1 of 1 options take effect (1 approximated)\nAscend: never run on a chip\n"),
+    ("explain mode=GRAPH_MODE", "mode = GRAPH_MODE (0)"),
     ("explain --all --device ascend", "; Ascend: never run on a chip\n"),
     ("options deterministic", "\nAscend: never run on a chip\n"),
     ("options gpu_config", "\nAscend: never run on a chip\n"),

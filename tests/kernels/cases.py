@@ -33,7 +33,7 @@ class Case:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product: a window of 1x1, moved by one."""
+        """Whether it is a matmul: a window of 1x1, moved by one."""
         return set(self.window + self.stride) == {1} and not any(self.padding) and self.groups == 1
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ SHARED = case(3, 20, 18, (13, 14), 3, padding=1)
 """Enough images, channels and tiles for several tasks in each algorithm."""
 DEPTHWISE = case(3, 40, 40, (13, 14), 3, padding=1, groups=40)
 LONG = case(1, 40, 75, (30, 34), 5, padding=2)
-"""More than one block of each matrix product, along each of its sides, and more than one part of Winograd's rows."""
+"""More than one block of each matmul, along each of its sides, and more than one part of Winograd's rows."""
 _WINOGRAD = {f"{unit}winograd{kind}" for unit in ("", "tiles_") for kind in ("", "_nonfused")}
 BOTH_WAYS = {"gemm", "reference", "fft", "fft_tiling", *_WINOGRAD}
 """Compute both forward and backward_data."""

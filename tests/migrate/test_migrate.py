@@ -49,6 +49,10 @@ net.set_jit_config(ms.JitConfig(jit_level='O1'))  # enable_graph_kernel
 ms.context._context().set_param('mode', 1)  # arguments of set_context
 print(ms.context._context().get_param('mode'), os.environ["MS_ALLOC_CONF"])
 os.environ["HCCL_CONNECT_TIMEOUT"] = "600"  # HCCL, CANN and torch_npu read theirs as before
+os.environ["HCCL_EVENT_TIMEOUT"] = "600"  # op_wait_timeout=…, which sets it on Ascend
+os.environ["ASCEND_WORK_PATH"] = "work"  # debug_dir=… wins over it
+os.environ["DEVICE_ID"] = os.environ["RANK_ID"]  # use device_id=…
+os.environ["RANK_TABLE_FILE"] = "hccl.json"  # torchrun
 f = ms.jit(ms.jit(f), jit_level='O2')  # msctx.mindspore.jit takes
 os.environ["MS_COMPILER_CACHE_ENABLE"] = "1"  # use enable_compile_cache=True
 mindspore.communication.management.init()  # init_process_group()

@@ -154,11 +154,11 @@ def test_what_mindspore_ignores_or_msctx_has_no_option_for_is_reported(key):
 
 
 def test_the_level_of_jit_config_is_enable_graph_kernel():
-    with pytest.raises(ValueError, match="and msctx has no such option; the option enable_graph_kernel"):
-        ms.get_context("jit_config")
+    assert ms.get_context("jit_config") == {}
     with pytest.warns(MsctxWarning, match="jit_config.infer_boost"):
         ms.set_context(jit_level="O1", infer_boost="on")
     assert msctx.get_context() == {"enable_graph_kernel": True}
+    assert ms.get_context("jit_config") == {"jit_level": "O1"}
     given = {"enable_graph_kernel": True, "jit_config": {"jit_level": "O0"}}
     for names in ([*given], [*given][::-1]):
         with pytest.warns(MsctxWarning, match="enable_graph_kernel in the same call wins"):

@@ -269,7 +269,7 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     ids=str,
 )
 def test_no_setting_of_torch_compile_loses_a_convolution(said: dict[str, Any]) -> None:
-    """Not while an algorithm is requested: a matrix product in place of a 1x1 convolution, an operator of oneDNN's."""
+    """Not while an algorithm is requested: a matmul in place of a 1x1 convolution, an operator of oneDNN's."""
     torch.manual_seed(0)
     last = torch.channels_last
     model = nn.Sequential(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 4, 3)).eval().to(memory_format=last)

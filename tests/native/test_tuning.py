@@ -137,7 +137,7 @@ def test_beside_load_or_near_the_cap_on_memory_nothing_is_measured(
     with pytest.warns(msctx.MsctxWarning, match=r"^performance \(conv_fprop_algo\) measured nothing: more threads were "):
         row, measured = forward(strict=True)
     assert (row.reasons, measured) == (("not measured: more threads were runnable than there are cores",), 0)
-    assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
+    assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "under other load")]
 
 
 def test_traced_code_is_not_measured_and_what_runs_later_is() -> None:
@@ -283,7 +283,7 @@ def test(rank):
     dist.all_gather_object(found, [row.ran for row in ctx.choices()])
     assert found[0] == found[1] and found[0][0] == "direct", "the file of rank 0 decides"
     assert core.loaded().c.msctx_measurements() == 1 - rank
-    told = "rank 0 alone measures" if rank else "measured for the next run"
+    told = "only rank 0 measures" if rank else "measured for the next run"
     assert told in ctx.choices()[1].reasons[0], ctx.choices()
 """,
     )

@@ -1,4 +1,4 @@
-"""MKL's strict mode: what it keeps, in all products of matrices; that it can be had only before the first of them, and stays."""
+"""MKL's strict mode: what it keeps, in all matmuls; that it can be had only before the first of them, and stays."""
 
 from __future__ import annotations
 

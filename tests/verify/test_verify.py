@@ -46,7 +46,7 @@ def test_the_first_operator_that_differs_is_named(command):
     assert finding["source"] == line("faults.get(self.fault")
     assert finding["values"]["output 0"].startswith("80 / 80 (100.0%) elements, by ")
     assert (result["steps"], result["operators"] > 60) == (3, True)
-    assert "its inputs agree and its outputs differ" in result["sentence"]
+    assert "its input tensors agree and its outputs differ" in result["sentence"]
     assert found(command, "args.fault=of_process", "args.step=3", "args.steps=5", "--steps", "3", code=0)["steps"] == 3
 
 
@@ -56,7 +56,7 @@ FAULTS = {
     "generator": ("generator", "aten::uniform_", "", "forward"),
     "parameter": ("input", "aten::addmm", "head", "forward"),
     "backward": ("operator", "planted::of_process", "body.1", "backward"),
-    "optimizer": ("operator", "aten::add_", "", "optimizer"),
+    "optimizer": ("input", "aten::add_", "", "optimizer"),
     "data": ("input", "aten::addmm", "first", "forward"),
 }
 
@@ -72,7 +72,7 @@ def test_planted_faults_are_named(fault, command):
         assert (finding["node"], finding["source"]) == ("DoubledBackward", line("return of_process(gradient)"))
         assert finding["forward"] == line("faults.get(self.fault")
     if fault == "optimizer":
-        assert finding["values"].keys() == {"output 0", "alpha"}
+        assert (finding["inputs"], finding["values"].keys()) == (["alpha"], {"output 0", "alpha"})
         assert finding["source"] == line("optimizer.step()")
 
 

@@ -302,7 +302,7 @@ constexpr ConvAlgorithm by(const char* name) {
 
 extern const ConvAlgorithm conv_tiles_gemm = by<Int8x6>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Int8x3>("tiles_gemm_tf32");
 extern const ConvAlgorithm conv_fp16_gemm = by<Float16x3>("tiles_gemm"), conv_fp16_gemm_tf32 = by<Float16x1>("tiles_gemm_tf32");
-// For matrix products that name their parts.
+// For matmuls that name their parts.
 extern const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x9 = by<Bfloat16x9>("tiles_bf16x9"),
                            conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"), conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
 

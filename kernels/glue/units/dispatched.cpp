@@ -1,4 +1,4 @@
-// Convolutions and matrix products, as PyTorch's dispatcher calls them.
+// Convolutions and matmuls, as PyTorch's dispatcher calls them.
 #include "glue/convolution.cpp"
 #include "glue/decisions.cpp"
 #include "glue/kept_weights.cpp"

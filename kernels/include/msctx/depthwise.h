@@ -7,7 +7,7 @@
 
 namespace msctx::MSCTX_ISA {
 
-constexpr int64_t sum_length = 128;  // products summed from zero before they join the total, as in matrix products: for the error
+constexpr int64_t sum_length = 128;  // products summed from zero before they join the total, as in matmuls: for the error
 
 // One axis. Result i is at result + i * result_step; term u of its sum is the product of the kernel at kernel + u * kernel_step and
 // the source at source + i * source_step + u * term_step.

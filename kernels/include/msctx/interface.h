@@ -31,7 +31,7 @@ MSCTX_ENUM(DType, f32, f64, f16, bf16);
 MSCTX_ENUM(Op, forward, backward_data, backward_weight);
 
 // What the user chooses an algorithm for. For a transposed convolution fprop is backward_data of the problem, dgrad is forward.
-// A matrix product is a convolution with a window of 1x1: the rows of the left factor are its positions, the right factor is its
+// A matmul is a convolution with a window of 1x1: the rows of the left factor are its positions, the right factor is its
 // weight [columns][depth]; a transposed one if the right factor lies as [depth][columns].
 MSCTX_ENUM(Direction, fprop, dgrad, wgrad, matmul);
 
@@ -77,7 +77,7 @@ struct ConvCall {
   struct ConvProblem problem;
   int64_t output_padding[3];
   const char* module;  // its path, where a watched model has it; one address for each path
-  // Of a matrix product: its batches (0: it has none) and rows, and whether its left factor lies transposed. rows is 0 for convolutions.
+  // Of a matmul: its batches (0: it has none) and rows, and whether its left factor lies transposed. rows is 0 for convolutions.
   int64_t batches, rows;
   int64_t device;  // its number among those of its kind; 0 on the CPU
   int64_t keeps_weight;  // 1: frozen_weights in inference, so that what is made of the weight serves later calls
@@ -243,7 +243,7 @@ MSCTX_API int msctx_finish(
 
 // Where a policy holds: each kind of device has its own, and its own table.
 MSCTX_ENUM(Place, cpu, cuda, ascend);
-MSCTX_ENUM(Fallback, warn, error, silent);
+MSCTX_ENUM(Fallback, warn, error, silent, strict);  // strict: an error, because of strict=True
 
 // `json`: a ConvPolicy of Python's, of a table that lives as long as the process; null: none.
 MSCTX_API int msctx_put_in_force(Place place, const char* json, const struct ConvTable* table);
@@ -257,7 +257,7 @@ struct Taken {
   int32_t requests;  // as msctx_in_force has them
   Fallback fallback;
   int32_t thread_invariant, batch_invariant;  // the latter includes the former
-  int32_t torch_keeps_products;               // the bits of torch's own matrix products depend on neither
+  int32_t torch_keeps_products;               // the bits of torch's own matmuls depend on neither
   int32_t allow_tf32, allow_fp32_emulation;
   int32_t frozen_weights;  // a weight is looked at once while this policy is in force
 };

@@ -1,4 +1,4 @@
-// Blocked matrix products over operands that are packed piece by piece, so that they need not exist as matrices.
+// Blocked matmuls over operands that are packed piece by piece, so that they need not exist as matrices.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// The inner product of all matrix products: one block of the result in registers, FMAs in the order of the sum.
+// The inner product of all matmuls: one block of the result in registers, FMAs in the order of the sum.
 #pragma once
 
 #include "msctx/conv.h"

@@ -1,6 +1,6 @@
 // What both Winograd algorithms share (A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks",
 // arXiv 1509.09308). The inputs of a tile of outputs, 6 x 6 of them, and the taps of the window become values at 6 x 6 points;
-// there the convolution is a product. 36 matrix products sum it over the channels; then the values become outputs.
+// there the convolution is a product. 36 matmuls sum it over the channels; then the values become outputs.
 //
 // All transforms run on vectors whose lanes are channels, which either layout of a tensor gives: no sum depends on Vec::width.
 #pragma once

@@ -63,7 +63,7 @@ static inline void transpose(Vec v[Vec::width]) {
   }
 }
 
-// The block of a matrix product that stays in registers: rows x (vectors * Vec::width).
+// The block of a matmul that stays in registers: rows x (vectors * Vec::width).
 constexpr int tile_rows = 12, tile_vectors = 2;
 
 }  // namespace msctx::avx512
