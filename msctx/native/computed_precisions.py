@@ -95,13 +95,11 @@ def _rows(made: Counts) -> Iterator[Computed]:
             counted = dict(zip(precision_policies.COUNTED, (int(n) for n in found[place]), strict=True))
             name = precision_policies.OPS[place]
             casts, again = counted.pop("casts"), counted.pop("again")
-            for dtype, calls in counted.items():
-                if calls and dtype.startswith(precision_policies.AUTOCAST):
-                    yield Computed(name, module, dtype.removeprefix(precision_policies.AUTOCAST), calls, 0, 0, "torch.autocast")
-                elif calls and dtype.startswith(precision_policies.BACKWARD):
-                    yield Computed(
-                        name, module, dtype.removeprefix(precision_policies.BACKWARD), calls, 0, 0, "", backward=True
-                    )
+            for what, calls in counted.items():
+                *kind, dtype = what.rsplit(" ", 1)
+                if calls and kind:
+                    is_backward = what.startswith(precision_policies.BACKWARD)
+                    yield Computed(name, module, dtype, calls, 0, 0, "" if is_backward else "torch.autocast", is_backward)
                 elif calls:
                     why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")
                     yield Computed(name, module, dtype, calls, casts, again, why)

@@ -19,8 +19,6 @@ from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import NativeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from msctx.native.build import Build
 
 ISA_VARIABLE = "MSCTX_ISA"
@@ -157,15 +155,6 @@ _lock = threading.RLock()
 """Held by the thread that loads."""
 _core: Core | None = None
 _failed = ""
-_on_load: list[Callable[[Core], None]] = []
-"""What is called with the library."""
-
-
-def when_loaded(begin: Callable[[Core], None]) -> None:
-    """Call it with the library once it is there."""
-    _on_load.append(begin)
-    if _core is not None:
-        begin(_core)
 
 
 def loaded() -> Core | None:
@@ -191,14 +180,13 @@ def load() -> Core:
         if _failed:
             raise NativeError(_failed)
         if _core is None:
-            from msctx.native import build
+            from msctx.native import build, watched_models
 
             try:
                 made = build.build()
                 with uninterrupted():
                     _core = Core(made)
-                    for begin in _on_load:
-                        begin(_core)
+                    watched_models.send_all(_core)
             except (NativeError, OSError, AttributeError) as error:
                 _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
                 raise NativeError(_failed) from error

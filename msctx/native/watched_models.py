@@ -269,7 +269,7 @@ def _parts(module: Any) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not None and tensor.ndim >= 2]
 
 
-def _send_all(library: core.Core) -> None:
+def send_all(library: core.Core) -> None:
     """To a library that is new."""
     library.c.msctx_look_for_weights(look)
     for model in [*KNOWN]:
@@ -277,6 +277,3 @@ def _send_all(library: core.Core) -> None:
     look()
     for model in [*OPEN]:
         _turn(model, True)
-
-
-core.when_loaded(_send_all)

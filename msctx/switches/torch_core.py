@@ -25,23 +25,21 @@ from msctx.switches.base import LateError, Switch
 # and it loads inductor, a second's work. mode and warn_only have one setter and are one state (trap 12).
 # While an operator runs that the mode leaves out, in whichever thread, the flag is off, and our library has what it is.
 _DETERMINISTIC: Any = torch.utils.deterministic
-_core: list[core.Core] = []
-core.when_loaded(_core.append)
 
 
 def _deterministic() -> tuple[bool, bool]:
     """The mode, and whether it only warns."""
-    if not _core:
+    if (library := core.loaded()) is None:
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    bits = _core[0].c.msctx_deterministic()
+    bits = library.c.msctx_deterministic()
     return bool(bits & 1), bool(bits & 2)
 
 
 def _set_deterministic(on: bool, warns: bool) -> None:
-    if not _core:
+    if (library := core.loaded()) is None:
         _C._set_deterministic_algorithms(on, warn_only=warns)
     else:
-        _core[0].c.msctx_set_deterministic(on + 2 * warns)
+        library.c.msctx_set_deterministic(on + 2 * warns)
 
 
 def _mode(name: str, take: Callable[[], Any], put: Callable[[bool, bool], object], word: str, usual: bool) -> Switch:
