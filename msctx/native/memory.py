@@ -38,13 +38,8 @@ def free_bytes() -> int:
 
 
 def _group_caps() -> Iterator[tuple[int, int]]:
-    """Bytes in use and allowed: of the address space, of this process's control group and of those around it."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # of Unix
-
-        allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if allowed != resource.RLIM_INFINITY:
-            yield int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), allowed
+    """Bytes in use and allowed: of this process's control group and of those around it."""
+    with suppress(OSError, ValueError):
         for cap, used, counts, pages in _capped(Path("/proc/self/cgroup").read_text()):
             yield int(_text(used)) - int(dict(entry.split() for entry in _text(counts).splitlines()).get(pages, 0)), cap
 

@@ -160,8 +160,7 @@ def rows(book: int | None = None) -> Choices:
     """Those of a context; without its number in the library all of the process."""
     if (library := core.loaded()) is None:
         return Choices()
-    if (found := library.c.msctx_book_rows(book)) is None:
-        raise MemoryError
+    found = library.c.msctx_book_rows(book)
     return Choices(map(_choice, found["rows"]), found["dropped"])
 
 

@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _numbers = itertools.count(1)
-LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""The variables in which launchers give a process its rank."""
 
 
 def module() -> Any:
@@ -46,10 +44,10 @@ def rank() -> int | None:
 
 
 def known_rank() -> int | None:
-    """The rank of this process, also before there is a process group; ``None`` if no launcher has given it one."""
+    """The rank of this process, also before there is a process group; ``None`` if torchrun has not given it one."""
     if (found := rank()) is not None:
         return found
-    return next((int(text) for name in LAUNCHERS if (text := os.environ.get(name, "")).isdecimal()), None)
+    return int(text) if (text := os.environ.get("RANK", "")).isdecimal() else None
 
 
 def rank_or_0() -> int:
