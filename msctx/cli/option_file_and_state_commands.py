@@ -90,10 +90,9 @@ def migrate(
     emit(migrating.as_dict(found, plan), json_, lambda: migrating.as_yaml(found).rstrip("\n"))
     if not json_:
         output.show(output.console(sys.stderr), output.plan_page(plan))
-    notes = [(str(c.mark), f"{c.mark}  {note}") for c in found.calls for note in c.notes]
-    notes += [(str(p.mark or ""), str(p)) for p in found.problems]  # a mark inside a text begins with the place of the text
-    for _, note in () if json_ else sorted(notes, key=lambda one: [int(n) for n in re.findall(r":(\d+)", one[0])]):
-        print(f"note: {note}", file=sys.stderr)
+    # a mark inside a text begins with the place of the text
+    for problem in () if json_ else sorted(found.problems, key=lambda p: [int(n) for n in re.findall(r":(\d+)", str(p.mark))]):
+        print(f"note: {problem}", file=sys.stderr)
     raise typer.Exit(0 if found.options else 1)
 
 

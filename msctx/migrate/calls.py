@@ -62,15 +62,14 @@ class Call:
 
     function: str
     mark: Mark
-    inside: list[tuple[str, int]]
-    """Functions, conditions and loops around it, with their lines."""
+    inside: str
+    """Conditions and loops around it."""
     given: list[Entry] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     left_out: str = ""
     """Why the call cannot be migrated."""
     options: dict[str, Any] = field(default_factory=dict)
     """What of it msctx takes, by msctx's spelling, though a later call may replace it."""
-    notes: tuple[str, ...] = ()
 
     def leave_out(self, why: str) -> Call:
         self.left_out = why
@@ -79,7 +78,7 @@ class Call:
 
     def as_dict(self) -> dict[str, Any]:
         place = {"line": self.mark.line, "column": self.mark.column}
-        return place | {name: getattr(self, name) for name in ("function", "options", "notes")}
+        return place | {name: getattr(self, name) for name in ("function", "options")}
 
 
 class Reader:

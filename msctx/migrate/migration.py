@@ -96,15 +96,15 @@ class _Merging:
         """One call: its options over those of the calls before it."""
         self.calls.append(call)
         self.problems += call.problems
-        notes: list[str] = []
-        inside = ", ".join(w for w, _ in call.inside if not w.startswith(("def ", "async def ")))  # functions: in notes alone
         if call.left_out:
             self.entries[f"{call.mark}"] = Entry(
-                call.function + "(…)" * (not about_variable(call.function)), None, "", call.mark, call.left_out, inside=inside
+                call.function + "(…)" * (not about_variable(call.function)),
+                None,
+                "",
+                call.mark,
+                call.left_out,
+                inside=call.inside,
             )
-        elif call.inside:
-            around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)
-            notes.append(f"inside {around}: applied unconditionally")
         for given in call.given:
             given = self._known_flags(given)
             reason = self._why_not(given)
@@ -113,12 +113,11 @@ class _Merging:
                 spelling=canonical(given.spelling),
                 reason=reason,
                 rank=rank_of(given.spelling),
-                inside=", ".join(filter(None, (given.inside, inside))),
+                inside=", ".join(filter(None, (given.inside, call.inside))),
             )
             if not reason:
                 call.options[entry.spelling] = entry.value
-            notes += self._merge(entry)
-        call.notes = tuple(notes)
+            self._merge(entry)
 
     def _why_not(self, given: Entry) -> str:
         """Why an option has to stay out, which is reported as a problem too; ``""`` if it can be migrated."""
@@ -155,17 +154,13 @@ class _Merging:
         self.problems += (problem for found in wrong.values() for problem in found)
         return replace(given, value=" ".join(flag for flag in flags if flag not in wrong))
 
-    def _merge(self, new: Entry) -> list[str]:
-        """Lay an option over what came before; returns what is to be noted of that."""
+    def _merge(self, new: Entry) -> None:
+        """Lay an option over what came before; MindSpore's newer functions win over set_context."""
         key = new.spelling if not new.spelling.startswith("**") else str(new.mark)
         old = self.entries.pop(key, new)  # it stands where it was given last
-        wins = old is new or new.rank >= old.rank
-        replaced = f"{old.written} of line {old.mark.line}" * (old.value != new.value)
-        over = ", ".join(filter(None, (old.over, replaced)))
-        self.entries[key] = replace(new, over=over) if wins else old
-        if wins or not replaced:
-            return [f"{key}: in place of {replaced}"] * bool(replaced)
-        return [f"{key}: that of line {old.mark.line} stays in force, since MindSpore's newer functions win over set_context"]
+        winner, other = (new, old) if new.rank >= old.rank else (old, new)
+        replaced = f"{other.written} of line {other.mark.line}" * (other.value != winner.value)
+        self.entries[key] = replace(winner, over=", ".join(filter(None, (old.over, replaced))))
 
     def move(self, device: str) -> None:
         """Write the options for another device: those in the group of the script's own device are meant for that one, too."""

@@ -16,7 +16,7 @@ _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
 
 _BLOCKS = (
-    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While),
+    *(ast.Lambda, ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While),
     *(ast.ExceptHandler, ast.match_case),
 )
 
@@ -79,16 +79,16 @@ class Script:
             yield parent, field, node
             node = parent
 
-    def inside(self, node: ast.AST) -> list[tuple[str, int]]:
-        """The functions, conditions and loops on which it depends whether an expression is ever evaluated, with their lines."""
+    def inside(self, node: ast.AST) -> str:
+        """The conditions and loops on which it depends whether an expression is ever evaluated."""
         found = []
         for outer, field, _ in self.around(node):
             is_main = getattr(getattr(getattr(outer, "test", None), "left", None), "id", "") == "__name__"  # true of a script
             if isinstance(outer, _BLOCKS) and (field == "orelse" or (field == "body" and not is_main)):
                 line = (outer.pattern if isinstance(outer, ast.match_case) else outer).lineno
                 words = one_line(self.lines[line - 1].partition("#")[0].strip(), 60).removesuffix(":")
-                found.append((f"else of {words}" if field == "orelse" else words, line))
-        return found[::-1]
+                found.append(f"else of {words}" if field == "orelse" else words)
+        return ", ".join(reversed(found))
 
 
 def load(path: str) -> Script:

@@ -19,7 +19,6 @@ from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
 from msctx.options.option import rank_of
 from msctx.plan import TARGETS
-from msctx.setter_functions import JIT_LEVELS
 
 GB = 2**30
 
@@ -144,22 +143,11 @@ KEYS: Mapping[str, Key] = {
 }
 
 
-OF_JIT: Mapping[str, Any] = {
-    "jit_level": ("", *JIT_LEVELS),
-    "dynamic": (0, 1),
-    "fullgraph": (False, True),
-    # what has no effect
-    "capture_mode": ("ast", "bytecode", "trace"),
-    "backend": ("", "ms_backend", "GE"),
-    "mode": ("PSJit", "PIJit"),
-    "exec_order": ("bfs", "dfs"),
-    "infer_boost": ("on", "off"),
-    "disable_format_transform": (False, True),
-    "compile_once": (False, True),
-    **dict.fromkeys(("ge_options", "jit_config"), dict | None),
-    **dict.fromkeys(("input_signature", "hash_args"), object),
-}
-"""Parameter of MindSpore's ``jit`` → the values that it takes, or their type."""
+IGNORED_BY_JIT = (
+    *("capture_mode", "backend", "mode", "exec_order", "infer_boost", "disable_format_transform", "compile_once"),
+    *("ge_options", "jit_config", "input_signature", "hash_args"),
+)
+"""Parameters of MindSpore's ``jit`` that concern its own compiler alone; of ``jit_config`` the level counts."""
 
 
 def in_force(option: str, device: str) -> Setting | None:

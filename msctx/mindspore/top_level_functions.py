@@ -92,13 +92,12 @@ def get_seed() -> int | None:
 
 def _check(name: str, value: Any) -> None:
     """Raise for what MindSpore's ``jit`` does not take."""
-    if (takes := keys.OF_JIT.get(name)) is None:
+    takes = {"jit_level": ("", *JIT_LEVELS), "dynamic": (0, 1), "fullgraph": (False, True)}.get(name, (value,))
+    if name not in (*keys.IGNORED_BY_JIT, "jit_level", "dynamic", "fullgraph"):
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
-    kind = type(takes[0]) if isinstance(takes, tuple) else takes
-    if type(value) is not kind if isinstance(takes, tuple) else not isinstance(value, kind):
-        kind = getattr(kind, "__name__", kind)
-        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind}, but got {type(value).__name__}.")
-    if isinstance(takes, tuple) and value not in takes:
+    if type(value) is not (kind := type(takes[0])):
+        raise TypeError(f"For 'jit', the parameter {name!r} must be {kind.__name__}, but got {type(value).__name__}.")
+    if value not in takes:
         raise ValueError(f"For 'jit', the parameter {name!r} must be one of {[*takes]}, but got {value}.")
 
 

@@ -32,10 +32,10 @@ def test_what_is_written_means_what_was_read_on_each_device_and_nothing_is_run(s
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_what_is_found_is_what_was_read(script, monkeypatch):
-    """Options, calls with their notes, and what is left out with its place: golden files (``UPDATE_GOLDEN=1`` writes them)."""
+    """Options, calls, and what is left out with its place: golden files (``UPDATE_GOLDEN=1`` writes them)."""
     monkeypatch.chdir(DATA)
     found = migrate.read(script.name)
-    calls = [f"{c.mark.line}:{c.mark.column} {c.function}" + "".join(f"\n  {n}" for n in c.notes) for c in found.calls]
+    calls = [f"{c.mark.line}:{c.mark.column} {c.function}" for c in found.calls]
     text = "\n\n".join([migrate.as_yaml(found), "\n".join(calls), *map(str, found.problems)]) + "\n"
     text = text.replace(str(DATA), "HERE")
     golden = script.with_suffix(".txt")
