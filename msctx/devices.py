@@ -69,7 +69,7 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
     if "batch_invariant" in settings:
         from msctx.switches import torch_compiler
 
-        found["inductor"] = torch_compiler.obstacle("batch_invariant")
+        found["inductor"] = torch_compiler.obstacle()
     if "seed_by_rank" in settings:
         found["rank"] = ranks_and_process_group.known_rank()
     if (emulates := os.environ.get(CUBLAS, "0")) not in ("", "0"):

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed as dist
 from torch.autograd import Function, gradcheck
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.gradcheck import GradcheckError
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
@@ -49,7 +48,7 @@ def _replaced() -> Iterator[None]:
     def called(function: Any, *args: Any, **kwargs: Any) -> Any:
         """What is torch's own (of compiled code, of checkpoints, …) is torch's to test."""
         call = found.__get__(None, function)
-        is_users = function.__module__.partition(".")[0] != "torch" or function.__module__ in (_OPERATORS, _TRANSFORMS)
+        is_users = function.__module__.partition(".")[0] != "torch" or function.__module__ == _OPERATORS
         if is_dynamo_compiling() or not (NODES.is_on() and is_users):
             return call(*args, **kwargs)
         is_plain = not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
@@ -58,8 +57,7 @@ def _replaced() -> Iterator[None]:
         made = call(*args, **kwargs)
         for value in made if isinstance(made, tuple) else (made,):
             node: Any = getattr(value, "grad_fn", None)
-            of = node._forward_cls if isinstance(node, BackwardCFunction) else None  # type: ignore[attr-defined]
-            if of is not None and (of is function or of.__module__ == _TRANSFORMS):  # torch.func makes another of it
+            if getattr(node, "_forward_cls", None) is function:
                 me = weakref.ref(node)  # the node itself would keep its graph alive
                 node.apply, node.apply_boxed = partial(_apply, me, "apply"), partial(_apply, me, "apply_boxed")
         return made
@@ -114,16 +112,14 @@ def _problem(value: Any, function: Any, place: int) -> tuple[type[Exception], st
     return GradientDtypeError, f"gradient of dtype {value.dtype} for {{}}, whose dtype is {dtype}", "cast it to that dtype"
 
 
-_OPERATORS, _TRANSFORMS = "torch._library.autograd", "torch._functorch.autograd_function"
-"""The modules in which torch makes Functions of what users wrote: of operators, and under ``torch.func``."""
+_OPERATORS = "torch._library.autograd"
+"""The module in which torch makes Functions of operators that users wrote."""
 
 
 class Source:
     """Where a Function was written, for messages."""
 
     def __init__(self, function: Any) -> None:
-        if function.__module__ == _TRANSFORMS:
-            function = _enclosed(function.backward, "autograd_function") or function
         backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
         self.name = f"{function.__qualname__}.{backward.__name__}"
         if function.__module__ == _OPERATORS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -152,13 +151,10 @@ report.ENDED.append(lambda: compiled.add(_here.content or ()))
 
 
 @cache
-def obstacle(key: str) -> str:
-    """Why a key cannot be set: this version of torch has none of that name, by its source; ``""``: it has."""
-    try:
-        source = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {INDUCTOR}.{key}"
+def obstacle() -> str:
+    """Why batch_invariant cannot be set: this version of torch has none, by its source; ``""``: it has."""
+    source = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
+    return "" if "\nbatch_invariant" in source else f"torch {torch.__version__} has no {INDUCTOR}.batch_invariant"
 
 
 _KEY = len("torch.inductor.")
