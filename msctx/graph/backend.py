@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from msctx.graph import report
 from msctx.native import core
@@ -179,6 +180,27 @@ def _note_forwards() -> None:
     for kind in {type(one) for one in here.module.modules()} if here.module is not None else ():
         if kind.forward is kind.forward:
             _forwards.setdefault(weakref.ref(kind), weakref.ref(kind.forward))
+    if here.module is not None and _have_hooks(here.module):  # as a part came with them
+        _registered[here.module] = HAVE_HAD
+
+
+HAVE_HAD = -1
+_registered: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+"""How many hooks anybody had registered when no module in this one had any; or HAVE_HAD."""
+
+
+def hooks_are_guarded(module: torch.nn.Module) -> bool:
+    """Whether it has, or had, modules with hooks. To others some can only come by being registered, which torch counts."""
+    known, now = _registered.get(module), RemovableHandle.next_id
+    if known not in (HAVE_HAD, now):
+        known = _registered[module] = HAVE_HAD if _have_hooks(module) else now
+    return known == HAVE_HAD
+
+
+def _have_hooks(module: torch.nn.Module) -> bool:
+    return any(
+        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks for one in module.modules()
+    )
 
 
 def is_of_before() -> bool:

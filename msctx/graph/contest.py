@@ -103,17 +103,25 @@ def _key(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> K
 class _Frozen:
     """Code that holds weights as constants: which they are, while they live, where and of which version, and their bytes.
 
-    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone.
+    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone, and for
+    tensors that record gradients. *others*: the places of those it does not vouch for, which are compared at each call.
     """
 
     run: Run
     weights: list[weakref.ref[torch.Tensor]]
+    ids: list[int]
+    others: list[int]
     state: list[tuple[int, int]]
     prints: list[tuple[int, int]]
     policy: int
 
     def is_for(self, weights: Sequence[torch.Tensor]) -> bool:
-        return all(ref() is weight for ref, weight in zip(self.weights, weights, strict=True))
+        return [*map(id, weights)] == self.ids
+
+    def holds(self, weights: Sequence[torch.Tensor]) -> bool:
+        if self.policy != policy_and_choices.times or not self.is_for(weights):
+            return False
+        return inductor_compile.state_of([weights[one] for one in self.others]) == [self.state[one] for one in self.others]
 
 
 class _Graph:
@@ -151,8 +159,7 @@ class _Graph:
         if way == EAGER:
             return self.graph.forward
         weights = [args[place] for place in self.places]
-        known, now = self.frozen, policy_and_choices.times
-        if known and known.policy == now and known.is_for(weights) and known.state == inductor_compile.state_of(weights):
+        if (known := self.frozen) and known.holds(weights):
             return known.run
         with self.lock:
             return self._compared_or_made(weights, args)
@@ -177,7 +184,9 @@ class _Graph:
         except Exception as error:
             self.choice, self.told.text = OURS, f"{OURS}: PyTorch cannot freeze it, {named(error).splitlines()[0]}"
             return None
-        self.frozen = _Frozen(made, [weakref.ref(weight, self._forget) for weight in weights], state, prints, now)
+        refs = [weakref.ref(weight, self._forget) for weight in weights]  # an id is nobody else's while they live
+        others = [place for place, weight in enumerate(weights) if not weight.requires_grad]
+        self.frozen = _Frozen(made, refs, [*map(id, weights)], others, state, prints, now)
         return made
 
     def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:

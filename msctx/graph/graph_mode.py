@@ -77,14 +77,15 @@ def _call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return _inside(module._call_impl, *args, **kwargs)
     if backend.is_of_before():
         forget()
-    wanted, kind = compilation or Compilation(), type(module)
+    wanted, kind, hooks = compilation or Compilation(), type(module), backend.hooks_are_guarded(module)
     known = _made.setdefault(kind, {})
-    if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
+    if (forms := known.get((wanted, hooks))) is None:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
-        known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
+        function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
+        forms = known[wanted, hooks] = Forms(function, wanted, hooks)
     outer, backend.here.module = backend.here.module, module
     try:
-        return module_tracker.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
+        return module_tracker.inside(module, functools.partial(_run_shaped, forms, wanted, module, args, kwargs))
     finally:
         backend.here.module = outer
 
@@ -100,19 +101,20 @@ class Forms:
     Attributes:
         compiled: what is called.
         eager: what it is made of.
+        hooks: whether guards see hooks of modules that change; PyTorch leaves them out, as they are a third of all guards.
     """
 
-    def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
+    def __init__(self, function: Callable[..., Any], wanted: Compilation, hooks: bool = True) -> None:
         how: dict[str, Any] = {"backend": backend.backend(wanted), "dynamic": wanted.shapes.dynamic}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
-        self.eager = function
+        self.eager, self.hooks = function, hooks
         self.name = getattr(function, "__name__", type(function).__name__)
         self.compiled = torch.compile(function, fullgraph=wanted.whole or wanted.only, **how)
 
 
-_made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = weakref.WeakKeyDictionary()
-"""Class of modules → its compiled forms."""
+_made: weakref.WeakKeyDictionary[type[nn.Module], dict[tuple[Compilation, bool], Forms]] = weakref.WeakKeyDictionary()
+"""Class of modules → its compiled forms, without and with guards on hooks."""
 
 
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,7 +136,8 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
     try:
-        return _inside(forms.compiled, *args, **kwargs)
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False) if forms.hooks else nullcontext():
+            return _inside(forms.compiled, *args, **kwargs)
     except backend.Compiled:
         return None
     except Exception as error:
@@ -188,7 +191,7 @@ def forget() -> None:
     """Compile each class of modules anew: Dynamo distinguishes back ends."""
     backend.forget()
     for known in [*_made.values()]:
-        known.update({wanted: Forms(forms.eager, wanted) for wanted, forms in known.items()})
+        known.update({key: Forms(forms.eager, *key) for key, forms in known.items()})
 
 
 def jit(function: F) -> F:

@@ -276,7 +276,6 @@ SWITCHES = (
     ),
     Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, partial(setattr, gradients, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
-    of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),
     of("torch.functorch.debug_assert", Forced(_FUNCTORCH, "debug_assert", lambda: False)),
     of(
