@@ -38,7 +38,8 @@ class Backend:
         _note_forwards()
         compile_trace.draw(graph)
         if (library := core.loaded()) is not None:
-            there = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
+            weights = [*inputs, *graph.parameters()]
+            there = [one for one in weights if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
             given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
         made = self._compile(graph, inputs)
@@ -103,7 +104,7 @@ def _compiler(wanted: Compilation, graph: torch.fx.GraphModule, inputs: Sequence
         return functools.partial(entered, wanted)
     from msctx.graph.inductor_compile import compiler
 
-    return compiler(wanted)
+    return functools.partial(with_weights_as_inputs, compiler(wanted)) if wanted.races else compiler(wanted)
 
 
 def _torchair(wanted: Compilation) -> Callable[..., Any]:
@@ -116,7 +117,7 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
         config.debug.graph_dump.type, config.debug.graph_dump.path = "txt", DUMPS
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
     if wanted.frozen:
-        made = functools.partial(_with_weights_as_inputs, made)
+        made = functools.partial(with_weights_as_inputs, made)
     return functools.partial(_as_a_part, made) if wanted.region else made
 
 
@@ -128,23 +129,29 @@ def _as_a_part(compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs
     return made
 
 
-def _with_weights_as_inputs(
+def with_weights_as_inputs(
     compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """torchair freezes the parameters among a graph's inputs; under inductor's freezing, Dynamo leaves them in the module."""
-    there = dict(graph.named_parameters(remove_duplicate=False))
-    made = torch.fx.GraphModule(graph, deepcopy(graph.graph))
-    weights: list[torch.nn.Parameter] = []
-    first = next(iter(made.graph.nodes))
-    for node in [node for node in made.graph.nodes if node.op == "get_attr" and node.target in there]:
-        with made.graph.inserting_before(first):
-            node.replace_all_uses_with(placeholder := made.graph.placeholder(node.name))
+    """Compile a graph in which Dynamo has left the weights: torchair freezes them as inputs. Compiled code outlives them."""
+    made, weights = weights_as_inputs(graph)
+    if not weights:
+        return compiler(graph, inputs)  # type: ignore[no-any-return]
+    run, refs = compiler(made, [*weights, *inputs]), [weakref.ref(weight) for weight in weights]
+    return lambda *args: run(*[ref() for ref in refs], *args)
+
+
+def weights_as_inputs(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """A graph that has these weights as its first inputs. Under inductor's freezing Dynamo leaves them in it, and guards which they are."""
+    there = dict([*graph.named_parameters(remove_duplicate=False), *graph.named_buffers(remove_duplicate=False)])
+    nodes, weights = deepcopy(graph.graph), list[torch.Tensor]()
+    first = next(iter(nodes.nodes))
+    for node in [node for node in nodes.find_nodes(op="get_attr") if node.target in there]:
+        with nodes.inserting_before(first):
+            node.replace_all_uses_with(placeholder := nodes.placeholder(node.name))
         placeholder.meta = node.meta
-        made.graph.erase_node(node)
+        nodes.erase_node(node)
         weights.append(there[node.target])
-    made.recompile()
-    run = compiler(made, [*weights, *inputs])
-    return (lambda *args: run(*weights, *args)) if weights else run
+    return torch.fx.GraphModule(graph, nodes), weights
 
 
 def _stop(*_: Any) -> Any:

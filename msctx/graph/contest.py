@@ -22,6 +22,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from msctx.errors import named
 from msctx.graph import inductor_compile, report
+from msctx.graph.backend import weights_as_inputs, with_weights_as_inputs
 from msctx.graph.inductor_passes import own_code
 from msctx.native import core, policy_and_choices, tuning_in_core
 from msctx.native.tuning_file import GRAPH, Entry, Key
@@ -60,11 +61,11 @@ def _trial(what: int) -> Iterator[None]:
 
 def entered(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Run:
     """Compile a graph; what is returned chooses the way at each call."""
-    told = report.way()
-    if why := _obstacle(graph, inputs):
+    told, (made, weights) = report.way(), weights_as_inputs(graph)
+    if why := _obstacle(made, [*weights, *inputs]):
         told.text = f"{OURS}: {why}"
-        return inductor_compile.compiler(wanted)(graph, inputs)  # type: ignore[no-any-return]
-    return _Graph(wanted, told, graph, inputs).run
+        return with_weights_as_inputs(inductor_compile.compiler(wanted), graph, inputs)
+    return _Graph(wanted, told, made, weights, inputs).run
 
 
 def _obstacle(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -101,38 +102,29 @@ def _key(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> K
 
 @dataclass(slots=True, eq=False)
 class _Frozen:
-    """Code that holds weights as constants: which they are, while they live, where and of which version, and their bytes.
+    """Code that holds the weights as constants: where they were and of which version, and their bytes.
 
-    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone, and for
-    tensors that record gradients. *others*: the places of those it does not vouch for, which are compared at each call.
+    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone.
     """
 
     run: Run
-    weights: list[weakref.ref[torch.Tensor]]
-    ids: list[int]
-    others: list[int]
     state: list[tuple[int, int]]
     prints: list[tuple[int, int]]
     policy: int
 
-    def is_for(self, weights: Sequence[torch.Tensor]) -> bool:
-        return [*map(id, weights)] == self.ids
-
-    def holds(self, weights: Sequence[torch.Tensor]) -> bool:
-        if self.policy != policy_and_choices.times or not self.is_for(weights):
-            return False
-        return inductor_compile.state_of([weights[one] for one in self.others]) == [self.state[one] for one in self.others]
-
 
 class _Graph:
-    """A graph, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
+    """A graph, its weights, which Dynamo has guarded, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
 
-    def __init__(self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, weights: Sequence[torch.Tensor], inputs: Sequence[Any]
+    ) -> None:
         self.wanted, self.told, self.graph = wanted, told, inductor_compile.copy_of(graph)
         self.file = wanted.races.tuning_file if wanted.races else None
-        self.key = _key(wanted, graph, inputs)
-        marks = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
-        self.places = [place for place, mark in enumerate(marks) if "_dynamo_static_input_type" in mark]
+        self.key = _key(wanted, graph, [*weights, *inputs])
+        self.refs = [weakref.ref(weight, self._forget) for weight in weights]
+        self.others = [place for place, weight in enumerate(weights) if not weight.requires_grad]
+        """Those for which frozen_weights does not vouch: they are compared at each call."""
         self.frozen: _Frozen | None = None
         self.lock = threading.RLock()  # held while this or ours is made
         self.sets, self.due, self.choice, self.words = 0, 0.0, "", ""
@@ -141,7 +133,10 @@ class _Graph:
         if known is not None:
             self.choice, self.words = known.ran, f"{_words(known)}, from the tuning file"
             told.text = self.words
-        self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, inputs)
+        self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, [*weights, *inputs])
+
+    def weights(self) -> list[torch.Tensor]:
+        return [ref() for ref in self.refs]  # type: ignore[misc]
 
     def run(self, *args: Any) -> Any:
         choice = self.choice
@@ -151,67 +146,63 @@ class _Graph:
                 return theirs(*args)
         if self.ours is None:
             with self.lock:
-                self.ours = self.ours or inductor_compile.compiled_later(self.wanted, self.graph, args)
-        return self.ours(*args) if self.choice or time.monotonic() < self.due else self._run_and_measure(self.ours, args)
+                self.ours = self.ours or inductor_compile.compiled_later(self.wanted, self.graph, [*self.weights(), *args])
+        if self.choice or time.monotonic() < self.due:
+            return self.ours(*self.weights(), *args)
+        return self._run_and_measure(self.ours, args)
 
     def _theirs(self, way: str, args: Sequence[Any]) -> Run | None:
-        """PyTorch's code for a call; None: its weights have changed too often, or cannot be constants."""
+        """PyTorch's code for a call; None: the weights have changed too often, or cannot be constants."""
         if way == EAGER:
-            return self.graph.forward
-        weights = [args[place] for place in self.places]
-        if (known := self.frozen) and known.holds(weights):
-            return known.run
+            return lambda *args: self.graph.forward(*self.weights(), *args)
+        if (known := self.frozen) and known.policy == policy_and_choices.times:
+            others: list[Any] = [self.refs[place]() for place in self.others]
+            if inductor_compile.state_of(others) == [known.state[place] for place in self.others]:
+                return known.run
         with self.lock:
-            return self._compared_or_made(weights, args)
+            return self._compared_or_made(args)
 
-    def _compared_or_made(self, weights: list[torch.Tensor], args: Sequence[Any]) -> Run | None:
+    def _compared_or_made(self, args: Sequence[Any]) -> Run | None:
         """What was made by another thread or for the same bytes, else it is made."""
-        known, now, state = self.frozen, policy_and_choices.times, inductor_compile.state_of(weights)
-        is_for_these = known is not None and known.is_for(weights)
-        if known and is_for_these and known.state == state and (known.policy == now or known.prints == _prints(weights)):
+        weights, known, now = self.weights(), self.frozen, policy_and_choices.times
+        state = inductor_compile.state_of(weights)
+        if known and known.state == state and (known.policy == now or known.prints == _prints(weights)):
             known.policy = now
             return known.run
-        if is_for_these:
-            self.frozen = None
+        self.frozen = None
         if self.sets == SETS:
-            self.told.text = f"{OURS}: the weights were others {SETS} times"
+            self.told.text = f"{OURS}: the weights have changed {SETS} times"
             return None
         self.sets += 1
-        if is_for_these:
+        if known:
             warn(f"frozen_weights: weights have changed. {inductor_compile.AGAIN}")
         try:
-            prints, made = _prints(weights), self._freeze(args)
+            prints, made = _prints(weights), self._freeze(weights, args)
         except Exception as error:
             self.choice, self.told.text = OURS, f"{OURS}: PyTorch cannot freeze it, {named(error).splitlines()[0]}"
             return None
-        refs = [weakref.ref(weight, self._forget) for weight in weights]  # an id is nobody else's while they live
-        others = [place for place, weight in enumerate(weights) if not weight.requires_grad]
-        self.frozen = _Frozen(made, refs, [*map(id, weights)], others, state, prints, now)
+        self.frozen = _Frozen(made, state, prints, now)
         return made
 
     def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:
         """Compiled code belongs to the forward of a class, and outlives the weights of a model."""
-        if self.frozen and gone in self.frozen.weights:
-            self.frozen = None
+        self.frozen = None
 
-    def _freeze(self, args: Sequence[Any]) -> Run:
-        graph, others = inductor_compile.copy_of(self.graph), [*args]
-        placeholders = graph.graph.find_nodes(op="placeholder")
-        for place in reversed(self.places):
-            node, name = placeholders[place], f"weight_{place}"
-            graph.register_buffer(name, others.pop(place).detach())  # the weight itself may die
+    def _freeze(self, weights: Sequence[torch.Tensor], args: Sequence[Any]) -> Run:
+        graph = inductor_compile.copy_of(self.graph)
+        for place, node in enumerate(graph.graph.find_nodes(op="placeholder")[: len(weights)]):
+            graph.register_buffer(name := f"weight_{place}", weights[place].detach())  # the weight itself may die
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.get_attr(name))
             graph.graph.erase_node(node)
         graph.recompile()
         with compile_lock:
             modules, before = PyCodeCache.modules, len(PyCodeCache.modules)
-            made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, others)
+            made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, args)
             for module in modules[before:]:  # they have the constants, and inductor keeps them as long as the process lives
                 sys.modules.pop(module.__name__, None)
             del modules[before:]
-        given = sorted({*range(len(args))}.difference(self.places))
-        return lambda *args: made(*(args[place] for place in given))
+        return made
 
     def _run_and_measure(self, ours: Run, args: Sequence[Any]) -> Any:
         """The call runs once, ours; then all ways run on copies of its inputs."""
@@ -219,18 +210,18 @@ class _Graph:
         if _spent[0] > IN_ALL or said != Permission.NOW or not _measuring.acquire(blocking=False):
             self.due = time.monotonic() + PAUSE
             self.told.text = f"{OURS}: not measured, {WHY.get(said, 'since another is, several processes run, or time is up')}"
-            return ours(*args)
+            return ours(*self.weights(), *args)
         try:
+            weights = self.weights()
             if self.choice:  # another thread's
-                return ours(*args)
-            weights = [args[place] for place in self.places]
+                return ours(*weights, *args)
             buffers = [weight for weight in weights if not isinstance(weight, torch.nn.Parameter)]
             before = inductor_compile.state_of(weights), _prints(buffers)
-            result = ours(*args)
+            result = ours(*weights, *args)
             if (inductor_compile.state_of(weights), _prints(buffers)) != before:
                 self.choice, self.told.text = OURS, f"{OURS}: it changes its weights"
             else:
-                self._measure(ours, [one if place in self.places else _copied(one) for place, one in enumerate(args)])
+                self._measure(ours, [_copied(one) for one in args])
         finally:
             _measuring.release()
         return result
@@ -239,7 +230,7 @@ class _Graph:
         def once(way: str) -> Any:
             with _trial(ON_TRIAL if way == OURS else TORCHS):
                 theirs = None if way == OURS else self._theirs(way, args)
-                return (theirs or ours)(*args)
+                return theirs(*args) if theirs else ours(*self.weights(), *args)
 
         looked_away = core.load().c.msctx_look_away(1)
         try:

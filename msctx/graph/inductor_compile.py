@@ -49,8 +49,8 @@ class Way:
         by_default = (GRAPH, ALL, "off") not in wanted.fusion_switches and found.get("pattern_matcher", True)
         if not by_default:
             found["pattern_matcher"] = any(named.values())
-        if wanted.frozen:
-            found["freezing"] = True
+        if wanted.frozen or wanted.races:  # what is measured is captured as if it was frozen
+            found["freezing"] = wanted.frozen
         if wanted.weights:
             found |= SETTINGS
         self.patterns: Callable[[str], bool] | None = None
@@ -203,7 +203,10 @@ def compiled_later(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[
 
 
 def state_of(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
+    try:
+        return [(value.data_ptr(), value._version) for value in held]
+    except RuntimeError:  # inference tensors have no version
+        return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
 
 
 def _moved(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> set[int]:

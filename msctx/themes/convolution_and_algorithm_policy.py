@@ -141,8 +141,9 @@ OPEN = (*CHOOSING, *INVARIANT)
 """What chooses among the algorithms, each of which has some of the abilities below."""
 SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
 """The options under which nothing adds in an order of its own."""
+FREEZING = "torch.inductor.freezing"
 INDUCTOR = {
-    "torch.inductor.freezing": False,
+    FREEZING: False,
     "torch.inductor.cpp_wrapper": False,
     "torch.inductor.max_autotune": False,
     "torch.inductor.max_autotune_gemm": False,
@@ -270,7 +271,10 @@ def on_fallback(on: On) -> str:
 
 def assignments_of(on: On) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
-    return conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
+    found = conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
+    if on.get("mode") == 0 and raced(on):  # Dynamo then leaves the weights in a graph, and PyTorch's code may win with them as constants
+        found.pop(FREEZING, None)
+    return found
 
 
 def only_records(on: On) -> bool:
