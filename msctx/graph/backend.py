@@ -141,7 +141,7 @@ def with_weights_as_inputs(
 
 
 def weights_as_inputs(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """A graph that has these weights as its first inputs. Under inductor's freezing Dynamo leaves them in it, and guards which they are."""
+    """A graph with these weights as first inputs: under inductor's freezing Dynamo leaves them in it, and guards their identity."""
     there = dict([*graph.named_parameters(remove_duplicate=False), *graph.named_buffers(remove_duplicate=False)])
     nodes, weights = deepcopy(graph.graph), list[torch.Tensor]()
     first = next(iter(nodes.nodes))
@@ -206,7 +206,8 @@ def hooks_are_guarded(module: torch.nn.Module) -> bool:
 
 def _have_hooks(module: torch.nn.Module) -> bool:
     return any(
-        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks for one in module.modules()
+        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks
+        for one in module.modules()
     )
 
 

@@ -109,21 +109,27 @@ class _Frozen:
 
     run: Run
     state: list[tuple[int, int]]
+    others: list[tuple[int, int]]  # of this, what is compared at each call
     prints: list[tuple[int, int]]
     policy: int
 
 
 class _Graph:
-    """A graph, its weights, which Dynamo has guarded, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
+    """A graph, its weights, whose identity Dynamo guards, and the way it runs: *choice*; ``""``: not measured yet, ours runs."""
 
     def __init__(
-        self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, weights: Sequence[torch.Tensor], inputs: Sequence[Any]
+        self,
+        wanted: Compilation,
+        told: report.Way,
+        graph: fx.GraphModule,
+        weights: Sequence[torch.Tensor],
+        inputs: Sequence[Any],
     ) -> None:
         self.wanted, self.told, self.graph = wanted, told, inductor_compile.copy_of(graph)
         self.file = wanted.races.tuning_file if wanted.races else None
         self.key = _key(wanted, graph, [*weights, *inputs])
         self.refs = [weakref.ref(weight, self._forget) for weight in weights]
-        self.others = [place for place, weight in enumerate(weights) if not weight.requires_grad]
+        self.others = [ref for ref, weight in zip(self.refs, weights, strict=True) if not weight.requires_grad]
         """Those for which frozen_weights does not vouch: they are compared at each call."""
         self.frozen: _Frozen | None = None
         self.lock = threading.RLock()  # held while this or ours is made
@@ -155,17 +161,19 @@ class _Graph:
         """PyTorch's code for a call; None: the weights have changed too often, or cannot be constants."""
         if way == EAGER:
             return lambda *args: self.graph.forward(*self.weights(), *args)
-        if (known := self.frozen) and known.policy == policy_and_choices.times:
-            others: list[Any] = [self.refs[place]() for place in self.others]
-            if inductor_compile.state_of(others) == [known.state[place] for place in self.others]:
-                return known.run
+        if (known := self.frozen) and known.policy == policy_and_choices.times and self._state_of_others() == known.others:
+            return known.run
         with self.lock:
             return self._compared_or_made(args)
+
+    def _state_of_others(self) -> list[tuple[int, int]]:
+        others: list[Any] = [ref() for ref in self.others]
+        return inductor_compile.state_of(others)
 
     def _compared_or_made(self, args: Sequence[Any]) -> Run | None:
         """What was made by another thread or for the same bytes, else it is made."""
         weights, known, now = self.weights(), self.frozen, policy_and_choices.times
-        state = inductor_compile.state_of(weights)
+        state, others = inductor_compile.state_of(weights), self._state_of_others()
         if known and known.state == state and (known.policy == now or known.prints == _prints(weights)):
             known.policy = now
             return known.run
@@ -181,7 +189,7 @@ class _Graph:
         except Exception as error:
             self.choice, self.told.text = OURS, f"{OURS}: PyTorch cannot freeze it, {named(error).splitlines()[0]}"
             return None
-        self.frozen = _Frozen(made, state, prints, now)
+        self.frozen = _Frozen(made, state, others, prints, now)
         return made
 
     def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:

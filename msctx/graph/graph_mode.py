@@ -80,7 +80,8 @@ def _call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         forget()
     wanted, kind, hooks = compilation or Compilation(), type(module), backend.hooks_are_guarded(module)
     known = _made.setdefault(kind, {})
-    if (forms := known.get((wanted, hooks))) is None:  # each class has its own code: Dynamo keeps and counts what it compiled by code
+    forms = known.get((wanted, hooks))
+    if forms is None:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
         function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
         forms = known[wanted, hooks] = Forms(function, wanted, hooks)
@@ -126,8 +127,8 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
     if transform is not None and not (wanted.whole or wanted.only):  # there its refusal is an error, or a warning
         warn(IN_TRANSFORM.format(transform=transform.key().name.lower(), name=forms.name))
         return _inside(forms.eager, *first, *args, **kwargs)
-    is_loss = bool(first) and next(what.parameters(), None) is None
-    if _here.depth or is_loss or not (wanted.shapes.gears or wanted.shapes.ranges):  # they are those of the outermost model
+    has_shapes = (wanted.shapes.gears or wanted.shapes.ranges) and not _here.depth  # they are those of the outermost model
+    if not has_shapes or (first and next(what.parameters(), None) is None):  # a loss
         return _call(forms, wanted, *first, *args, **kwargs)
     name = getattr(what, "__qualname__", type(what).__qualname__)
     with input_shapes.of_shape(wanted.shapes, name, input_shapes.named(function, args, kwargs)):

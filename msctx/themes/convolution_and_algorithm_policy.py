@@ -272,7 +272,7 @@ def on_fallback(on: On) -> str:
 def assignments_of(on: On) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
     found = conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
-    if on.get("mode") == 0 and raced(on):  # Dynamo then leaves the weights in a graph, and PyTorch's code may win with them as constants
+    if on.get("mode") == 0 and raced(on):  # PyTorch's code with freezing takes part
         found.pop(FREEZING, None)
     return found
 
