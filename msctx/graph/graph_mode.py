@@ -8,8 +8,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.switch_values import Compilation
 from msctx.outside_dynamo import passed_over
-from msctx.torch_config_overrides import override, put_override
+from msctx.torch_config_overrides import DYNAMO, INDUCTOR, overridden
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,8 +137,12 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
+    stay = (
+        wanted.races and not torch.is_grad_enabled()
+    )  # Dynamo then leaves the weights in a graph, and guards their identity alone
+    weights = overridden(INDUCTOR, "freezing", True) if stay else nullcontext()
     try:
-        with _dynamo_told(forms.hooks, bool(wanted.races) and not torch.is_grad_enabled()):
+        with overridden(DYNAMO, "skip_nnmodule_hook_guards", False) if forms.hooks else nullcontext(), weights:
             return _inside(forms.compiled, *args, **kwargs)
     except backend.Compiled:
         return None
@@ -157,21 +161,6 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
         raise GraphError.of(found.where, found.reason, found.hints) from raised
     warn(f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
     return result
-
-
-@contextmanager
-def _dynamo_told(hooks: bool, weights_stay: bool) -> Iterator[None]:
-    """What it does where it captures: guards on hooks; weights that stay in the graph, where their identity alone is guarded."""
-    keys = [(torch._dynamo.config, "skip_nnmodule_hook_guards", False)] * hooks
-    keys += [(torch._inductor.config, "freezing", True)] * weights_stay
-    found = [(config, key, override(config, key)) for config, key, _ in keys]
-    for one in keys:
-        put_override(*one)
-    try:
-        yield
-    finally:
-        for one in found:
-            put_override(*one)
 
 
 def _refusal(forms: Forms, error: Exception) -> report.Break | None:
