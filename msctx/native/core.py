@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ISA_VARIABLE = "MSCTX_ISA"
 PLACES = ("cpu", "cuda", "ascend")
 """The kinds of devices that have a policy of their own."""
-CUDA = (b"libcudnn.so.9", b"libtorch_cuda.so", b"CUDA")
+CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
 """The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
 
 # --- types of the C functions -----------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def load_with_cuda() -> Core:
     library = load()
     with _lock:
         if "cuda" not in library.hooked:
-            if problem := library.c.msctx_install_cuda(*CUDA):
+            if problem := library.c.msctx_install_cuda(*map(str.encode, CUDA)):
                 raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
             library.hooked.add("cuda")
             from msctx.native.cuda import depthwise_launches, driver
@@ -247,7 +247,7 @@ def cudnn_obstacle() -> str:
     """Why cuDNN's algorithms cannot be named in this process, or ``""``; cheap. Import torch before."""
     if problem := hook_problem("cuda"):
         return problem
-    for name in map(bytes.decode, CUDA[:2]):
+    for name in CUDA[:2]:
         try:
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
