@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -56,13 +55,10 @@ def cases_of(part: str, device: torch.device) -> list[Case]:
 def environment(device: torch.device) -> dict[str, Any]:
     found = {
         "GPU": "none, this is a trial",
-        "Python": platform.python_version(),
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "cuDNN": torch.backends.cudnn.version(),
-        "msctx": msctx.__version__,
         "commit": commit(),
-        "cores": os.cpu_count(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if device.type == "cuda":

@@ -87,8 +87,8 @@ class GPT2(nn.Module):
 
 
 def efficientnet_b0() -> nn.Module:
-    b0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
-    network = Scores("EfficientNet", **b0, dropout_rate=0.0, drop_connect_rate=0.0)
+    b0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "dropout_rate": 0.0, "drop_connect_rate": 0.0}
+    network = Scores("EfficientNet", **b0)
     network.model.efficientnet.pooler = nn.AdaptiveAvgPool2d(1)  # OpenVINO takes none with a window beyond the image
     return network
 

@@ -44,7 +44,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     options.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
     runs.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
     runs.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
-    runs.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
+    runs.capture: ("Write down the layers of a model.", "msctx capture mymodel:make > mine.yaml"),
     machine.build: ("Build the native core now.", "msctx build"),
     options.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py > train.yaml"),
     options.state: ("Show every switch of a fresh process.", None),

@@ -43,9 +43,7 @@ class _Console(Console):
 def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
     stream = stream or sys.stdout or io.StringIO()  # a process may have no output at all
-    columns = os.environ.get("COLUMNS", "")
-    is_given = columns.isdecimal() and int(columns) > 0
-    width = None if is_given or (stream.isatty() and not columns) else 160
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdecimal() else 160
     return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 

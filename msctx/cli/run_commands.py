@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,6 @@ from rich.text import Text
 
 from msctx.cli import output
 from msctx.cli.arguments_and_completion import Entry, Json, Texts, Words, argument, complete_setting, complete_subject, option
-from msctx.cli.option_file_and_state_commands import write_new
 from msctx.cli.output import emit, print_text
 from msctx.context.plans import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
@@ -230,10 +228,9 @@ def compare(
 
 def capture(
     model: Annotated[str, typer.Argument(metavar="package.module:function", help="Returns a torch.nn.Module and an input.")],
-    out: Annotated[str | None, option("FILE", "The workload file to write; it must not be there yet.")] = None,
     json_: Json = False,
 ) -> None:
-    """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
+    """Run a model once and print its layer problems as a workload, for `msctx compare FILE`."""
     from msctx.compare.layer_workload_file import DTYPES, dump
     from msctx.compare.layers_of_model import capture as captured
     from msctx.compare.timed_cases import load
@@ -245,15 +242,10 @@ def capture(
         why = f" that a workload can hold: {', '.join(workload.left_out)}" if workload.left_out else ""
         hint = f"inputs that are not empty, and dtypes of {', '.join(DTYPES)}" if why else ""
         raise OptionError([Diagnostic("", f"the model computes no convolution and no matmul{why}", model, hint)])
-    if out is not None:
-        write_new(Path(out), text)
     if workload.left_out:
         print(f"not in it, as no layer of a workload computes them: {', '.join(workload.left_out)}", file=sys.stderr)
-    kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
-    data = {"name": workload.name, "layers": kinds, "left_out": [*workload.left_out]}
-    data |= {"written": [out] if out else [], "text": text}
-    told = out and f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare {shlex.quote(out)}"
-    emit(data, json_, lambda: told or text.rstrip("\n"))
+    data = {"name": workload.name, "layers": len(workload.layers), "left_out": [*workload.left_out], "text": text}
+    emit(data, json_, lambda: text.rstrip("\n"))
 
 
 def verify(

@@ -39,13 +39,10 @@ def test_all_files_are_written(command, tmp_path):
 
 def test_capture_and_compare_what_was_captured(command, tmp_path):
     entry = f"{model_file(tmp_path)}:make"
-    code, out, _ = command("capture", entry, "--out", "mine.yaml")
+    code, out, _ = command("capture", entry)
     assert code == 0
-    assert "3 kinds of layers, 4 in all; next: msctx compare mine.yaml" in out
-    assert command("capture", entry)[1] == (tmp_path / "mine.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(out)
     assert json.loads(command("capture", entry, "--json")[1])["layers"] == 3
-    code, _, err = command("capture", entry, "--out", "mine.yaml")
-    assert (code, "exists already" in err) == (3, True)
     code, out, _ = command("compare", "mine.yaml", *AXIS, *FAST, "--json")
     assert [row["count"] for row in json.loads(out)["rows"]] == [1, 1, 1, 2, 2, 2, 1]
 
