@@ -5,15 +5,11 @@ from typing import Any
 from msctx import plan
 from msctx.options import OPTIONS, UNSET, Option, Settings, make_layer
 from msctx.options.kinds import Bool
+from msctx.reference import typical as example
 from msctx.shipped import CONFIGS
 from msctx.themes import Facts
 
 DATA = CONFIGS / "files"
-
-
-def example(option: Option) -> Any:
-    """The option's example, as it can be used: a file that is there."""
-    return str(DATA / option.example) if option.names_file else option.example
 
 
 def values(option: Option) -> list[Any]:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "cuda", "ascend")
 GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
 """Groups of set_context that mean one device alone (``cpu_config`` is ours)."""
-NAMESPACES = ("session", "atc")
-"""Dictionaries that hold another tool's vocabulary; they mean every device that has the option."""
-
 _DEVICE_NAMES = {"device_context.gpu": "cuda", "device_context.ascend": "ascend"}
 FLAGS_SOURCE = "mindspore: graph_kernel_flags.cc"
 """The source of flags that no document lists: they are rows of no catalogue."""

@@ -21,8 +21,6 @@ from msctx.options.values_with_places import Document, Span, read_file, scalar
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value"}
 _RESOLVER = yaml.SafeLoader("")
-_NODES = 200_000
-"""More values, counted again at each alias, are not read."""
 
 
 def _span(node: yaml.Node) -> Span:
@@ -35,43 +33,29 @@ def _plain_scalar(node: yaml.ScalarNode) -> Any:
     return node.value if node.style or is_set else scalar(node.value)
 
 
-class _Builder:
-    """Makes plain data of the nodes of a document, and tells it their places and the problems of their form."""
-
-    def __init__(self, document: Document, read: Callable[[Any], Any] | None = None) -> None:
-        """*read*: of JSON, the value of a node for a scalar or a key."""
-        self.document, self.left = document, _NODES
-        self.scalar, self.key = read or _plain_scalar, read or (lambda node: str(node.value))
-
-    def value(self, node: Any, path: Keys = ()) -> Any:
-        report, span = self.document.report, _span(node)
-        self.document.values[path] = self.document.place(span)
-        self.left -= 1
-        if self.left < 0:
-            raise RecursionError
-        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
-            return report(path, span, f"the tag {node.tag} is not understood here")
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
+def _data(document: Document, node: Any, path: Keys, read: Callable[[Any], Any], name_of: Callable[[Any], Any]) -> Any:
+    """The plain data of a node; the document learns its places, and the problems of its form."""
+    span = _span(node)
+    document.values[path] = document.place(span)
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
+        return document.report(path, span, f"the tag {node.tag} is not understood here")
+    if isinstance(node, yaml.SequenceNode):
+        return [_data(document, child, (*path, i), read, name_of) for i, child in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
         try:
-            return self.scalar(node)
+            return read(node)
         except BadValue as error:
-            return report(path, span, error.text)
-
-    def mapping(self, node: yaml.Node, path: Keys) -> dict[Any, Any]:
-        report = self.document.report
-        keys, data = self.document.keys, {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                report(path, _span(key), "a key must be a plain word")
-            elif (at := (*path, self.key(key))) in keys:
-                report(at, _span(key), f"is given twice; first in {keys[at]}")
-            else:
-                keys[at] = self.document.place(_span(key))
-                data[at[-1]] = self.value(value, at)
-        return data
+            return document.report(path, span, error.text)
+    data = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            document.report(path, _span(key), "a key must be a plain word")
+        elif (at := (*path, name_of(key))) in document.keys:
+            document.report(at, _span(key), f"is given twice; first in {document.keys[at]}")
+        else:
+            document.keys[at] = document.place(_span(key))
+            data[at[-1]] = _data(document, value, at, read, name_of)
+    return data
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:
@@ -84,9 +68,9 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
     document, mark = Document(text, file), None
     try:
         if (root := yaml.compose(document.text, Loader=yaml.SafeLoader)) is not None:
-            document.data = _Builder(document).value(root)
+            document.data = _data(document, root, (), _plain_scalar, lambda key: str(key.value))
     except RecursionError:
-        what = f"nested too deeply, or more than {_NODES} values, counted again at each alias"
+        what = "nested too deeply, or an alias contains itself"
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an escape whose number no character has
         place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         said = [getattr(error, "context", ""), getattr(error, "problem", "")]
@@ -121,12 +105,15 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
     text = document.text
     if comments:  # as blanks, so that all else keeps its line and column
         text = _STRING_OR_COMMENT.sub(lambda m: m[0] if m[0][0] == '"' else re.sub(r"[^\n]", " ", m[0]), text)
+
+    def read(node: yaml.Node) -> Any:
+        return json.loads(text[slice(*_span(node))])
+
     try:
         document.data = json.loads(text)
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
         with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
-            read = _Builder(document, lambda node: json.loads(text[slice(*_span(node))]))
-            document.data = read.value(yaml.compose(plain, Loader=yaml.SafeLoader))
+            document.data = _data(document, yaml.compose(plain, Loader=yaml.SafeLoader), (), read, read)
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")

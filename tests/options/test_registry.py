@@ -14,7 +14,7 @@ from samples import example
 from msctx.errors import MOST, Diagnostic, OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Layer, find, make_layer, option_of
 from msctx.options.kinds import Size
-from msctx.options.option import GROUPS, NAMESPACES
+from msctx.options.option import GROUPS
 from msctx.options.registry import named
 from msctx.options.yaml_json_ini import load
 from msctx.themes import THEMES
@@ -43,7 +43,7 @@ def test_declarations_are_complete_and_their_values_are_taken_in_their_final_for
             assert once != option.default or name == "enable_reduce_precision", f"{name}: the example shows the default"
         assert option.help.endswith("."), name
         assert set() < set(option.devices) <= set(DEVICES), name
-        assert set(option.groups) <= {*GROUPS, *NAMESPACES}, name
+        assert set(option.groups) <= {*GROUPS, "session", "atc"}, name
 
 
 def test_every_spelling_is_unique_and_leads_to_its_option() -> None:
