@@ -29,14 +29,14 @@ _DETERMINISTIC: Any = torch.utils.deterministic
 
 def _deterministic() -> tuple[bool, bool]:
     """The mode, and whether it only warns."""
-    if (library := core.loaded()) is None:
+    if (library := core._core) is None:  # without a call: each block comes here
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     bits = library.c.msctx_deterministic()
     return bool(bits & 1), bool(bits & 2)
 
 
 def _set_deterministic(on: bool, warns: bool) -> None:
-    if (library := core.loaded()) is None:
+    if (library := core._core) is None:
         _C._set_deterministic_algorithms(on, warn_only=warns)
     else:
         library.c.msctx_set_deterministic(on + 2 * warns)
