@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.context.plans import report
+from msctx.context.plans import now, report
 from msctx.context.process_wide import BASE, Base
-from msctx.context.unused_options import ON_SOMETHING, now, unmet
+from msctx.context.unused_options import ON_SOMETHING, unmet
 from msctx.native import counter_lifetimes
 from msctx.options import Layer, Settings
 from msctx.plan import Plan

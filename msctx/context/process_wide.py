@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from msctx.context.plans import NOTHING, ready_plan, refuse, warn_failing
-from msctx.context.unused_options import Moment, now, unmet
+from msctx.context.plans import NOTHING, Moment, now, ready_plan, refuse, warn_failing
+from msctx.context.unused_options import unmet
 from msctx.deferred_interrupts import uninterrupted
 from msctx.errors import OptionError, ScopeError
 from msctx.graph import report as graphs

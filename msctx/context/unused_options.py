@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
+from msctx.context.plans import Moment
 from msctx.native import watched_models
 from msctx.native.counter_lifetimes import MET
 from msctx.options import Setting, option_of
@@ -30,13 +30,6 @@ ON_SOMETHING = (
     *("graph.compilation", "observers.replicas", "observers.dump"),
 )
 """How the names of the switches begin that act on watched models, on code, or on what a session runs."""
-
-Moment = defaultdict[str, int]
-
-
-def now() -> Moment:
-    """How often what options act on had been met, and models had begun or ceased to be acted on."""
-    return defaultdict(int, MET, times=watched_models.times)  # each context calls it: a Counter would take ten times as long
 
 
 def unmet(plan: Plan, settings: Collection[Setting], since: Moment) -> list[str]:
