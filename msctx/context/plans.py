@@ -83,10 +83,9 @@ def explain(
     """
     if isinstance(preset, Settings):
         settings = preset
-    elif isinstance(preset, Mapping):
-        settings = Settings([layer_of({**preset, **options}, "explain")])
     else:
-        settings = Settings([layer_of(with_preset(preset, options), "explain")])
+        given = {**preset, **options} if isinstance(preset, Mapping) else with_preset(preset, options)
+        settings = Settings([layer_of(given, "explain")])
     if device is None:
         plan = plan_here(settings, settings.layers)
         from msctx.context import ledger
@@ -118,8 +117,7 @@ def refuse(plan: Plan) -> None:
 def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING, told: Sequence[Row] = ()) -> None:
     """One warning for each option without effect that was not *told*; *own*: only for what these layers set, and what took effect in
     the *outer* plan and is so no longer."""
-    if not (failing := [row for row in (*plan.failing, *plan.incomplete) if row not in told]):
-        return
+    failing = [row for row in (*plan.failing, *plan.incomplete) if row not in told]
     spellings = None if own is None else {*outer.applied, *(s for layer in own for s in layer.settings)}
     for row in failing:
         if spellings is None or row.spelling in spellings:

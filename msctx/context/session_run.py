@@ -215,10 +215,8 @@ def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """The device that a variable names, if no option names one."""
     BASE.start()
     settings = within(innermost().settings, own)
-    if settings.get("session_device_id") or settings.get("device_id"):
-        return ()
     name = next((name for name in DEVICE_IDS if os.environ.get(name)), None)
-    if name is None:
+    if name is None or settings.get("session_device_id") or settings.get("device_id"):
         return ()
     text = os.environ[name].strip()
     if not (text.isascii() and text.isdecimal()):
