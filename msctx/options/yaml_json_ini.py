@@ -19,7 +19,7 @@ from msctx.errors import Diagnostic, FileError
 from msctx.options.kinds import BadValue, Keys, show
 from msctx.options.values_with_places import Document, Span, read_file, scalar
 
-_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value"}
+_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
 
 
@@ -47,7 +47,7 @@ def _data(document: Document, node: Any, path: Keys, read: Callable[[Any], Any],
         except BadValue as error:
             return document.report(path, span, error.text)
     data = {}
-    for key, value in node.value:
+    for key, value in _pairs(node):
         if not isinstance(key, yaml.ScalarNode):
             document.report(path, _span(key), "a key must be a plain word")
         elif (at := (*path, name_of(key))) in document.keys:
@@ -56,6 +56,19 @@ def _data(document: Document, node: Any, path: Keys, read: Callable[[Any], Any],
             document.keys[at] = document.place(_span(key))
             data[at[-1]] = _data(document, value, at, read, name_of)
     return data
+
+
+def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The items of a dictionary; those of its merge keys (``<<``) that it does not give itself come first."""
+    own = [pair for pair in node.value if not pair[0].tag.endswith(":merge")]
+    if len(own) < len(node.value):
+        node.value = [pair for pair in node.value if pair not in own]
+        _RESOLVER.flatten_mapping(node)
+        given = {str(key.value) for key, _ in own}
+        node.value = [
+            pair for name, pair in {str(pair[0].value): pair for pair in node.value}.items() if name not in given
+        ] + own
+    return node.value  # type: ignore[no-any-return]
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:
