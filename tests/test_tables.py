@@ -27,7 +27,7 @@ def test_a_plan_prints_as_a_table() -> None:
     assert repr(plan) == str(plan)
     assert str(msctx.explain({})) == "no options are set"
     assert str(msctx.explain(device_target="Ascend", device="cpu")).endswith(
-        "preview only: no Ascend here; entering it raises DeviceError"
+        "preview only: no Ascend here; entering it raises DeviceError\nAscend: never run on a chip"
     )
 
 

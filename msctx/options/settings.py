@@ -72,13 +72,15 @@ class Settings:
     """
 
     def __init__(self, layers: Sequence[Layer] = (), below: Settings | None = None) -> None:
-        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *(layer for layer in layers if layer.settings))
+        self._own, self._below = [layer for layer in layers if layer.settings], below
+        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *self._own)
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → the plan there, kept since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
-        every = (s for layer in self.layers for s in (*(lost for lost, _ in layer.lost), *layer.settings.values()))
-        self._names = dict.fromkeys(s.option.name for s in every)
-        self.devices = frozenset(s.device for layer in self.layers for s in layer.settings.values() if s.device)
+        own = [s for layer in self._own for s in (*(lost for lost, _ in layer.lost), *layer.settings.values())]
+        self._names: dict[str, None] = {**(below._names if below else {}), **dict.fromkeys(s.option.name for s in own)}
+        named = {s.device for layer in self._own for s in layer.settings.values() if s.device}
+        self.devices: frozenset[str] = below.devices.union(named) if below else frozenset(named)
         """Those that some setting names by its group."""
         self._differ = bool(self.devices) or not YIELDING.isdisjoint(self._names)
         """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
@@ -101,7 +103,7 @@ class Settings:
     def _at(self, device: str) -> _OnDevice:
         key = device if self._differ else ""
         if key not in self._on:
-            self._on[key] = _OnDevice(self.layers, device)
+            self._on[key] = _OnDevice(self._own, device, self._below._at(device) if self._below else None)
         return self._on[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,16 +127,17 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """The result of layers on one device, laid one by one over the outer ones."""
+    """The result of layers on one device, laid one by one over the outer ones, *below*."""
 
-    def __init__(self, layers: Sequence[Layer], device: str) -> None:
-        self.laid: dict[str, tuple[Setting, ...]] = {}  # name → its settings, the innermost first
-        self.level: dict[str, int] = {}  # name → in which layer the first stands, from the outermost
-        self.overridden: list[Overridden] = []  # in the layer in which they stand
-        for level, layer in enumerate(layers):
-            self._lay(layer, device, level)
+    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
+        self.laid: dict[str, tuple[Setting, ...]] = below.laid if below else {}  # name → its settings, the innermost first
+        self.level: dict[str, int] = below.level if below else {}  # name → in which layer the first stands, from the outermost
+        self.yielded: list[Overridden] = below.yielded if below else []  # in the layer in which they stand
+        for layer in layers:
+            self._lay(layer, device)
         able = [found[0] for name, found in self.laid.items() if name in YIELDING]
         in_force: list[Setting] = []
+        self.overridden = [*self.yielded]
         for setting in sorted(able, key=lambda s: -self.level[s.option.name]):
             inner = next((s for s in in_force if self._is_further_in(s, setting) and clash(s, setting, device)), None)
             if inner is None:
@@ -150,22 +153,23 @@ class _OnDevice:
     def _is_further_in(self, one: Setting, other: Setting) -> bool:
         return self.level[one.option.name] > self.level[other.option.name]
 
-    def _lay(self, layer: Layer, device: str, level: int) -> None:
+    def _lay(self, layer: Layer, device: str) -> None:
         """The winning spelling of each option takes the place of that in layers below, and a file that of the keys there."""
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
-        self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
+        lost = [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
         here: dict[str, Setting] = {}
         for setting in sorted(mine, key=lambda s: -rank_of(s.spelling)):
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
                 meant = winner.place == setting.place or mine.index(winner) > mine.index(setting)
                 grouped = (rank_of(winner.spelling), rank_of(setting.spelling)) == (1, 0) and meant
-                self.overridden.append(Overridden(setting, winner, winner.value == setting.value or grouped))
+                lost.append(Overridden(setting, winner, winner.value == setting.value or grouped))
         pairs = [(s, next((b for b in here.values() if overrides(b, s, device, always=False)), None)) for s in here.values()]
-        self.overridden += [Overridden(setting, winner, False) for setting, winner in pairs if winner is not None]
+        lost += [Overridden(setting, winner, False) for setting, winner in pairs if winner is not None]
         new = [setting for setting, winner in pairs if winner is None]
         laid = {name: found for name, found in self.laid.items() if not any(_is_part(found[0], n) for n in new)}
         self.laid = laid | {s.option.name: (s, *laid.get(s.option.name, ())) for s in new}
-        self.level |= dict.fromkeys((s.option.name for s in new), level)
+        self.level = self.level | dict.fromkeys((s.option.name for s in new), max(self.level.values(), default=0) + 1)
+        self.yielded = self.yielded + lost
 
 
 def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
