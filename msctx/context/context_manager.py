@@ -191,12 +191,16 @@ class Context:
         """Which algorithm each convolution and matmul ran while this context was open, and why: a row for each problem."""
         from msctx.native import policy_and_choices
 
+        if self.origin == "base":
+            return policy_and_choices.rows()
         return counted(self, policy_and_choices.Tally, policy_and_choices.Tally.choices, policy_and_choices.Choices())
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
         from msctx.native import computed_precisions
 
+        if self.origin == "base":
+            return computed_precisions.of_process()
         return counted(self, computed_precisions.Tally, computed_precisions.Tally.precisions, computed_precisions.Precisions())
 
     def graphs(self) -> report.Graphs:
@@ -204,6 +208,8 @@ class Context:
 
         By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
+        if self.origin == "base":
+            return report.of_process()
         return counted(self, report.Tally, report.Tally.graphs, report.Graphs())
 
     def grad_scaler(self, **options: Any) -> GradScaler:

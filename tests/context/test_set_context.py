@@ -39,6 +39,14 @@ def test_the_latest_set_context_wins_whatever_its_spelling(base: None) -> None:
     assert not torch.are_deterministic_algorithms_enabled(), "the preset beat the option beside it"
 
 
+def test_reports_outside_of_blocks_are_those_of_the_process(base: None) -> None:
+    msctx.set_context(conv_fprop_algo="direct")
+    torch.conv2d(torch.ones(1, 2, 7, 5), torch.ones(3, 2, 3, 3))
+    assert [row.ran for row in msctx.current().choices() if row.problem.input == (1, 2, 7, 5)] == ["direct"]
+    for report in ("choices", "precisions", "graphs"):
+        assert str(getattr(msctx.current(), report)()) == str(getattr(msctx, report)())
+
+
 def test_set_context_seeds_once(base: None) -> None:
     msctx.set_context(seed=5)
     first = torch.rand(1).item(), random.random()
