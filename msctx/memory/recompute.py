@@ -139,6 +139,14 @@ def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
+def _counter(tensor: torch.Tensor) -> torch.Tensor:
+    """The version of a tensor, without its memory."""
+    found = tensor.detach()
+    if type(found) is torch.Tensor and found.layout is torch.strided:
+        found.data = torch.empty(0, dtype=found.dtype, device=found.device)
+    return found
+
+
 def _storages(*tensors: torch.Tensor) -> dict[StorageWeakRef, int]:
     """Memory → its bytes; a weak reference keeps the address of memory that is given back."""
     found = (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
@@ -178,7 +186,7 @@ class _Block:
         self.saved_bytes: int | None = None
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
-        self._writes_to_inputs = False
+        self._writes_to_inputs = self._overwrites = False
         self._tried = set[bool]()
         """Whether it trained when a call of it was recomputed from copies of its inputs."""
 
@@ -217,6 +225,11 @@ class _Block:
                     f"parameters, buffers or inputs of {self.path!r} were modified between its forward and its backward pass; "
                     "memory_optimize_level=O1 recomputes it from them"
                 )
+            if self._overwrites:
+                raise RuntimeError(
+                    f"{self.path!r} modifies in place what its own backward pass needs, which PyTorch refuses without "
+                    "memory_optimize_level=O1, too: use the operator that returns a new tensor"
+                )
             args, kwargs = copies or (args, kwargs)
             now = _State(module)
             then.restore()
@@ -229,16 +242,19 @@ class _Block:
 
     @contextmanager
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
-        """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop."""
+        """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop; see what is overwritten."""
         given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
+        versions = list[tuple[torch.Tensor, int]]()
         pack, unpack = offload.hooks_in_force()
 
         def count(tensor: torch.Tensor) -> Any:
             saved.update(_storages(tensor))
+            versions.append((counter := _counter(tensor), counter._version))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
+        self._overwrites |= any(tensor._version != version for tensor, version in versions)
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.measured:
             step.saved[self] += self.saved_bytes

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from subprocess import PIPE, STDOUT, SubprocessError, run
+from subprocess import PIPE, STDOUT, Popen, SubprocessError, run
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
@@ -193,13 +193,19 @@ def _make(spec: BuildSpec, verbose: bool) -> bytes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     command = [f"{BIN_DIR}/ninja", "-v", "-j", str(len(os.sched_getaffinity(0)))]
-    env = {**os.environ, "LC_ALL": "C"}
-    say(f"building {spec.what} (once, it takes minutes)")
-    with open(log := folder / "log", "w+", encoding="utf-8", errors="replace") as output:
-        done = run(command, cwd=folder, env=env, stdout=2 if verbose else output, stderr=STDOUT, check=False)
-        output.seek(0)
-        failed = first_lines(output.read().partition("FAILED: ")[2], 13).replace("\n", "\n  ")
-    if done.returncode:
+    env, due, lines = {**os.environ, "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}, began, list[str]()
+    say(told := f"building {spec.what} (once)")
+    with Popen(command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, encoding="utf-8", errors="replace") as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if verbose:
+                say(line.rstrip("\n"))
+            elif (now := time.perf_counter()) >= due and (step := re.match(r"\[(\d+)/(\d+)\] ", line)):
+                due = now + 10
+                say(f"{told}: {step[1]} of {step[2]} files, {now - began:.0f} s")
+    (log := folder / "log").write_text(output := "".join(lines), encoding="utf-8")
+    if process.returncode:
+        failed = first_lines(output.partition("FAILED: ")[2], 13).replace("\n", "\n  ")
         raise NativeError(
             f"the native core cannot be built: the compiler failed\n  {failed}\n"
             f"The sources are in {KERNEL_SOURCES}, the whole output is in {log}. "

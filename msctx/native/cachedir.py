@@ -111,12 +111,18 @@ def cached(kind: str, name: str) -> Path | None:
 def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
     """The file, made by the only thread of all processes that makes anything."""
     usable()
-    from filelock import FileLock  # here: it takes milliseconds to import
+    from filelock import FileLock, Timeout  # here: it takes milliseconds to import
 
-    path = folder(kind) / name
-    with naming(path), FileLock(folder() / "building.lock", mode=0o600):
-        if not path.is_file():
-            write(path, make())
+    path, lock = folder(kind) / name, FileLock(folder() / "building.lock", mode=0o600)
+    with naming(path):
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            say("another process is building kernels; waiting for it")
+            held = lock.acquire()
+        with held:
+            if not path.is_file():
+                write(path, make())
     return path
 
 

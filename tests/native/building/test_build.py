@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import variants
 from builds import GLUE, ISAS, call, edit, leftovers, made
+from filelock import FileLock
+from processes import until
 
 from msctx.errors import NativeError
 from msctx.native import build as native
@@ -23,7 +25,7 @@ def test_a_library_is_built_once(cache, sources, watched, capfd):
     assert first.parent == cache / "native"
     assert call(first) == 41
     err = capfd.readouterr().err
-    assert err.startswith("msctx: building part 1 of 2, the kernels (once")
+    assert err.startswith(f"{(told := 'msctx: building part 1 of 2, the kernels (once)')}\n{told}: 1 of ")
     assert "\nmsctx: built part 1 of 2, the kernels in " in err
     assert made() == first
     assert len(watched.runs) == ISAS + 2
@@ -188,6 +190,7 @@ def test_a_kernel_with_a_mistake(cache, sources):
 
 
 def test_many_processes_at_once_build_once(sources, watched, tmp_path):
+    """They wait for one that builds, which this one seems to be, and say so."""
     files = [tmp_path / f"{number}.stderr" for number in range(6)]
 
     def build(file):
@@ -198,8 +201,10 @@ def test_many_processes_at_once_build_once(sources, watched, tmp_path):
         return sum(text in file.read_text() for file in files if file.exists())
 
     children = [multiprocessing.get_context("fork").Process(target=build, args=(file,)) for file in files]
-    for child in children:
-        child.start()
+    with FileLock(cachedir.folder() / "building.lock", mode=0o600):
+        for child in children:
+            child.start()
+        until(lambda: said("msctx: another process is building kernels; waiting for it\n") == len(files))
     for child in children:
         child.join()
         assert child.exitcode == 0
