@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from msctx.errors import SwitchError
 from msctx.import_hooks import when_imported
 
-DYNAMO, INDUCTOR = "torch._dynamo.config", "torch._inductor.config"
+INDUCTOR = "torch._inductor.config"
 NOTHING, UNSET = object(), _UNSET_SENTINEL
 
 
@@ -44,18 +43,6 @@ def put_override(config: ModuleType, key: str, value: Any) -> None:
 def is_threads_own(config: ModuleType, key: str) -> bool:
     """Whether each thread has a value of its own."""
     return isinstance(config._config[key].user_override, ContextVar)
-
-
-@contextmanager
-def overridden(module: str, key: str, value: Any) -> Iterator[None]:
-    """Inside, a key has a value as if the program had set it, for this thread where torch keeps it for each."""
-    config = import_module(module)
-    found = override(config, key)
-    put_override(config, key, value)
-    try:
-        yield
-    finally:
-        put_override(config, key, found)
 
 
 @contextmanager

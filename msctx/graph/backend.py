@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from msctx.graph import report
 from msctx.native import core
@@ -38,8 +37,7 @@ class Backend:
         _note_forwards()
         compile_trace.draw(graph)
         if (library := core.loaded()) is not None:
-            weights = [*inputs, *graph.parameters()]
-            there = [one for one in weights if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
+            there = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
             given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
         made = self._compile(graph, inputs)
@@ -104,7 +102,7 @@ def _compiler(wanted: Compilation, graph: torch.fx.GraphModule, inputs: Sequence
         return functools.partial(entered, wanted)
     from msctx.graph.inductor_compile import compiler
 
-    return functools.partial(with_weights_as_inputs, compiler(wanted)) if wanted.races else compiler(wanted)
+    return compiler(wanted)
 
 
 def _torchair(wanted: Compilation) -> Callable[..., Any]:
@@ -117,7 +115,7 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
         config.debug.graph_dump.type, config.debug.graph_dump.path = "txt", DUMPS
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
     if wanted.frozen:
-        made = functools.partial(with_weights_as_inputs, made)
+        made = functools.partial(_with_weights_as_inputs, made)
     return functools.partial(_as_a_part, made) if wanted.region else made
 
 
@@ -129,29 +127,23 @@ def _as_a_part(compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs
     return made
 
 
-def with_weights_as_inputs(
+def _with_weights_as_inputs(
     compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """Compile a graph in which Dynamo has left the weights: torchair freezes them as inputs. Compiled code outlives them."""
-    made, weights = weights_as_inputs(graph)
-    if not weights:
-        return compiler(graph, inputs)  # type: ignore[no-any-return]
-    run, refs = compiler(made, [*weights, *inputs]), [weakref.ref(weight) for weight in weights]
-    return lambda *args: run(*[ref() for ref in refs], *args)
-
-
-def weights_as_inputs(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """A graph with these weights as first inputs: under inductor's freezing Dynamo leaves them in it, and guards their identity."""
-    there = dict([*graph.named_parameters(remove_duplicate=False), *graph.named_buffers(remove_duplicate=False)])
-    nodes, weights = deepcopy(graph.graph), list[torch.Tensor]()
-    first = next(iter(nodes.nodes))
-    for node in [node for node in nodes.find_nodes(op="get_attr") if node.target in there]:
-        with nodes.inserting_before(first):
-            node.replace_all_uses_with(placeholder := nodes.placeholder(node.name))
+    """torchair freezes the parameters among a graph's inputs; under inductor's freezing, Dynamo leaves them in the module."""
+    there = dict(graph.named_parameters(remove_duplicate=False))
+    made = torch.fx.GraphModule(graph, deepcopy(graph.graph))
+    weights: list[torch.nn.Parameter] = []
+    first = next(iter(made.graph.nodes))
+    for node in [node for node in made.graph.nodes if node.op == "get_attr" and node.target in there]:
+        with made.graph.inserting_before(first):
+            node.replace_all_uses_with(placeholder := made.graph.placeholder(node.name))
         placeholder.meta = node.meta
-        nodes.erase_node(node)
+        made.graph.erase_node(node)
         weights.append(there[node.target])
-    return torch.fx.GraphModule(graph, nodes), weights
+    made.recompile()
+    run = compiler(made, [*weights, *inputs])
+    return (lambda *args: run(*weights, *args)) if weights else run
 
 
 def _stop(*_: Any) -> Any:
@@ -187,28 +179,6 @@ def _note_forwards() -> None:
     for kind in {type(one) for one in here.module.modules()} if here.module is not None else ():
         if kind.forward is kind.forward:
             _forwards.setdefault(weakref.ref(kind), weakref.ref(kind.forward))
-    if here.module is not None and _have_hooks(here.module):  # as a part came with them
-        _registered[here.module] = HAVE_HAD
-
-
-HAVE_HAD = -1
-_registered: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-"""How many hooks anybody had registered when no module in this one had any; or HAVE_HAD."""
-
-
-def hooks_are_guarded(module: torch.nn.Module) -> bool:
-    """Whether it has, or had, modules with hooks. To others some can only come by being registered, which torch counts."""
-    known, now = _registered.get(module), RemovableHandle.next_id
-    if known not in (HAVE_HAD, now):
-        known = _registered[module] = HAVE_HAD if _have_hooks(module) else now
-    return known == HAVE_HAD
-
-
-def _have_hooks(module: torch.nn.Module) -> bool:
-    return any(
-        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks
-        for one in module.modules()
-    )
 
 
 def is_of_before() -> bool:

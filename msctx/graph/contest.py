@@ -22,7 +22,6 @@ from torch._inductor.codecache import PyCodeCache
 
 from msctx.errors import named
 from msctx.graph import inductor_compile, report
-from msctx.graph.backend import weights_as_inputs, with_weights_as_inputs
 from msctx.graph.inductor_passes import own_code
 from msctx.native import core, policy_and_choices, tuning_in_core
 from msctx.native.tuning_file import GRAPH, Entry, Key
@@ -61,11 +60,11 @@ def _trial(what: int) -> Iterator[None]:
 
 def entered(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Run:
     """Compile a graph; what is returned chooses the way at each call."""
-    told, (made, weights) = report.way(), weights_as_inputs(graph)
-    if why := _obstacle(made, [*weights, *inputs]):
+    told = report.way()
+    if why := _obstacle(graph, inputs):
         told.text = f"{OURS}: {why}"
-        return with_weights_as_inputs(inductor_compile.compiler(wanted), graph, inputs)
-    return _Graph(wanted, told, made, weights, inputs).run
+        return inductor_compile.compiler(wanted)(graph, inputs)  # type: ignore[no-any-return]
+    return _Graph(wanted, told, graph, inputs).run
 
 
 def _obstacle(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -102,35 +101,38 @@ def _key(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> K
 
 @dataclass(slots=True, eq=False)
 class _Frozen:
-    """Code that holds the weights as constants: where they were and of which version, and their bytes.
+    """Code that holds weights as constants: which they are, while they live, where and of which version, and their bytes.
 
-    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone.
+    *policy*: the number of the last one under which the bytes were compared: frozen_weights vouches for one context alone, and for
+    tensors that record gradients; *others* are the places of the rest, which is compared at each call.
     """
 
     run: Run
+    weights: list[weakref.ref[torch.Tensor]]
     state: list[tuple[int, int]]
-    others: list[tuple[int, int]]  # of this, what is compared at each call
     prints: list[tuple[int, int]]
     policy: int
+    others: list[int]
+    ids: list[int]  # nobody else's while they live
+
+    def is_for(self, weights: Sequence[torch.Tensor]) -> bool:
+        return [*map(id, weights)] == self.ids
+
+    def holds(self, weights: Sequence[torch.Tensor]) -> bool:
+        if self.policy != policy_and_choices.times or not self.is_for(weights):
+            return False
+        return inductor_compile.state_of([weights[one] for one in self.others]) == [self.state[one] for one in self.others]
 
 
 class _Graph:
-    """A graph, its weights, whose identity Dynamo guards, and the way it runs: *choice*; ``""``: not measured yet, ours runs."""
+    """A graph, and the way it runs: *choice*; ``""``: it is not measured yet, and ours runs."""
 
-    def __init__(
-        self,
-        wanted: Compilation,
-        told: report.Way,
-        graph: fx.GraphModule,
-        weights: Sequence[torch.Tensor],
-        inputs: Sequence[Any],
-    ) -> None:
+    def __init__(self, wanted: Compilation, told: report.Way, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self.wanted, self.told, self.graph = wanted, told, inductor_compile.copy_of(graph)
         self.file = wanted.races.tuning_file if wanted.races else None
-        self.key = _key(wanted, graph, [*weights, *inputs])
-        self.refs = [weakref.ref(weight, self._forget) for weight in weights]
-        self.others = [ref for ref, weight in zip(self.refs, weights, strict=True) if not weight.requires_grad]
-        """Those for which frozen_weights does not vouch: they are compared at each call."""
+        self.key = _key(wanted, graph, inputs)
+        marks = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
+        self.places = [place for place, mark in enumerate(marks) if "_dynamo_static_input_type" in mark]
         self.frozen: _Frozen | None = None
         self.lock = threading.RLock()  # held while this or ours is made
         self.sets, self.due, self.choice, self.words = 0, 0.0, "", ""
@@ -139,10 +141,7 @@ class _Graph:
         if known is not None:
             self.choice, self.words = known.ran, f"{_words(known)}, from the tuning file"
             told.text = self.words
-        self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, [*weights, *inputs])
-
-    def weights(self) -> list[torch.Tensor]:
-        return [ref() for ref in self.refs]  # type: ignore[misc]
+        self.ours = None if self.choice in (FROZEN, EAGER) else inductor_compile.compiler(wanted)(graph, inputs)
 
     def run(self, *args: Any) -> Any:
         choice = self.choice
@@ -152,65 +151,66 @@ class _Graph:
                 return theirs(*args)
         if self.ours is None:
             with self.lock:
-                self.ours = self.ours or inductor_compile.compiled_later(self.wanted, self.graph, [*self.weights(), *args])
-        if self.choice or time.monotonic() < self.due:
-            return self.ours(*self.weights(), *args)
-        return self._run_and_measure(self.ours, args)
+                self.ours = self.ours or inductor_compile.compiled_later(self.wanted, self.graph, args)
+        return self.ours(*args) if self.choice or time.monotonic() < self.due else self._run_and_measure(self.ours, args)
 
     def _theirs(self, way: str, args: Sequence[Any]) -> Run | None:
-        """PyTorch's code for a call; None: the weights have changed too often, or cannot be constants."""
+        """PyTorch's code for a call; None: its weights have changed too often, or cannot be constants."""
         if way == EAGER:
-            return lambda *args: self.graph.forward(*self.weights(), *args)
-        if (known := self.frozen) and known.policy == policy_and_choices.times and self._state_of_others() == known.others:
+            return self.graph.forward
+        weights = [args[place] for place in self.places]
+        if (known := self.frozen) and known.holds(weights):
             return known.run
         with self.lock:
-            return self._compared_or_made(args)
+            return self._compared_or_made(weights, args)
 
-    def _state_of_others(self) -> list[tuple[int, int]]:
-        others: list[Any] = [ref() for ref in self.others]
-        return inductor_compile.state_of(others)
-
-    def _compared_or_made(self, args: Sequence[Any]) -> Run | None:
+    def _compared_or_made(self, weights: list[torch.Tensor], args: Sequence[Any]) -> Run | None:
         """What was made by another thread or for the same bytes, else it is made."""
-        weights, known, now = self.weights(), self.frozen, policy_and_choices.times
-        state, others = inductor_compile.state_of(weights), self._state_of_others()
-        if known and known.state == state and (known.policy == now or known.prints == _prints(weights)):
-            known.policy = now
+        known, now, state = self.frozen, policy_and_choices.times, inductor_compile.state_of(weights)
+        is_for_these = known is not None and known.is_for(weights)
+        if known and is_for_these and known.state == state and (known.policy == now or known.prints == _prints(weights)):
+            known.policy, known.others = now, _not_vouched_for(weights)
             return known.run
-        self.frozen = None
+        if is_for_these:
+            self.frozen = None
         if self.sets == SETS:
-            self.told.text = f"{OURS}: the weights have changed {SETS} times"
+            self.told.text = f"{OURS}: the weights were others {SETS} times"
             return None
         self.sets += 1
-        if known:
+        if is_for_these:
             warn(f"frozen_weights: weights have changed. {inductor_compile.AGAIN}")
         try:
-            prints, made = _prints(weights), self._freeze(weights, args)
+            prints, made = _prints(weights), self._freeze(args)
         except Exception as error:
             self.choice, self.told.text = OURS, f"{OURS}: PyTorch cannot freeze it, {named(error).splitlines()[0]}"
             return None
-        self.frozen = _Frozen(made, state, others, prints, now)
+        refs = [weakref.ref(weight, self._forget) for weight in weights]
+        self.frozen = _Frozen(made, refs, state, prints, now, _not_vouched_for(weights), [*map(id, weights)])
         return made
 
     def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:
         """Compiled code belongs to the forward of a class, and outlives the weights of a model."""
-        self.frozen = None
+        if self.frozen and gone in self.frozen.weights:
+            self.frozen = None
 
-    def _freeze(self, weights: Sequence[torch.Tensor], args: Sequence[Any]) -> Run:
-        graph = inductor_compile.copy_of(self.graph)
-        for place, node in enumerate(graph.graph.find_nodes(op="placeholder")[: len(weights)]):
-            graph.register_buffer(name := f"weight_{place}", weights[place].detach())  # the weight itself may die
+    def _freeze(self, args: Sequence[Any]) -> Run:
+        graph, others = inductor_compile.copy_of(self.graph), [*args]
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        for place in reversed(self.places):
+            node, name = placeholders[place], f"weight_{place}"
+            graph.register_buffer(name, others.pop(place).detach())  # the weight itself may die
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.get_attr(name))
             graph.graph.erase_node(node)
         graph.recompile()
         with compile_lock:
             modules, before = PyCodeCache.modules, len(PyCodeCache.modules)
-            made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, args)
+            made = inductor_compile.compiled_later(replace(self.wanted, **PLAIN), graph, others)
             for module in modules[before:]:  # they have the constants, and inductor keeps them as long as the process lives
                 sys.modules.pop(module.__name__, None)
             del modules[before:]
-        return made
+        given = sorted({*range(len(args))}.difference(self.places))
+        return lambda *args: made(*(args[place] for place in given))
 
     def _run_and_measure(self, ours: Run, args: Sequence[Any]) -> Any:
         """The call runs once, ours; then all ways run on copies of its inputs."""
@@ -218,18 +218,18 @@ class _Graph:
         if _spent[0] > IN_ALL or said != Permission.NOW or not _measuring.acquire(blocking=False):
             self.due = time.monotonic() + PAUSE
             self.told.text = f"{OURS}: not measured, {WHY.get(said, 'since another is, several processes run, or time is up')}"
-            return ours(*self.weights(), *args)
+            return ours(*args)
         try:
-            weights = self.weights()
             if self.choice:  # another thread's
-                return ours(*weights, *args)
+                return ours(*args)
+            weights = [args[place] for place in self.places]
             buffers = [weight for weight in weights if not isinstance(weight, torch.nn.Parameter)]
             before = inductor_compile.state_of(weights), _prints(buffers)
-            result = ours(*weights, *args)
+            result = ours(*args)
             if (inductor_compile.state_of(weights), _prints(buffers)) != before:
                 self.choice, self.told.text = OURS, f"{OURS}: it changes its weights"
             else:
-                self._measure(ours, [_copied(one) for one in args])
+                self._measure(ours, [one if place in self.places else _copied(one) for place, one in enumerate(args)])
         finally:
             _measuring.release()
         return result
@@ -238,7 +238,7 @@ class _Graph:
         def once(way: str) -> Any:
             with _trial(ON_TRIAL if way == OURS else TORCHS):
                 theirs = None if way == OURS else self._theirs(way, args)
-                return theirs(*args) if theirs else ours(*self.weights(), *args)
+                return (theirs or ours)(*args)
 
         looked_away = core.load().c.msctx_look_away(1)
         try:
@@ -299,6 +299,10 @@ def _rival(entry: Entry) -> tuple[str, float]:
 def _words(entry: Entry) -> str:
     name, ratio = _rival(entry)
     return f"{entry.ran}: {ratio:.2f} of {name}, A/A {entry.again:.2f}"
+
+
+def _not_vouched_for(weights: Sequence[torch.Tensor]) -> list[int]:
+    return [place for place, weight in enumerate(weights) if not weight.requires_grad]
 
 
 def _prints(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:

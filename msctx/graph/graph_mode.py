@@ -23,7 +23,6 @@ from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.switch_values import Compilation
 from msctx.outside_dynamo import passed_over
-from msctx.torch_config_overrides import DYNAMO, INDUCTOR, overridden
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,16 +77,14 @@ def _call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return _inside(module._call_impl, *args, **kwargs)
     if backend.is_of_before():
         forget()
-    wanted, kind, hooks = compilation or Compilation(), type(module), backend.hooks_are_guarded(module)
+    wanted, kind = compilation or Compilation(), type(module)
     known = _made.setdefault(kind, {})
-    forms = known.get((wanted, hooks))
-    if forms is None:  # each class has its own code: Dynamo keeps and counts what it compiled by code
+    if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
-        function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
-        forms = known[wanted, hooks] = Forms(function, wanted, hooks)
+        known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
     outer, backend.here.module = backend.here.module, module
     try:
-        return module_tracker.inside(module, functools.partial(_run_shaped, forms, wanted, module, args, kwargs))
+        return module_tracker.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
     finally:
         backend.here.module = outer
 
@@ -103,20 +100,19 @@ class Forms:
     Attributes:
         compiled: what is called.
         eager: what it is made of.
-        hooks: whether guards see hooks of modules that change; PyTorch leaves them out, as they are a third of all guards.
     """
 
-    def __init__(self, function: Callable[..., Any], wanted: Compilation, hooks: bool = True) -> None:
+    def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
         how: dict[str, Any] = {"backend": backend.backend(wanted), "dynamic": wanted.shapes.dynamic}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
-        self.eager, self.hooks = function, hooks
+        self.eager = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.compiled = torch.compile(function, fullgraph=wanted.whole or wanted.only, **how)
 
 
-_made: weakref.WeakKeyDictionary[type[nn.Module], dict[tuple[Compilation, bool], Forms]] = weakref.WeakKeyDictionary()
-"""Class of modules → its compiled forms, without and with guards on hooks."""
+_made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = weakref.WeakKeyDictionary()
+"""Class of modules → its compiled forms."""
 
 
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,13 +133,8 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
-    stay = (
-        wanted.races and not torch.is_grad_enabled()
-    )  # Dynamo then leaves the weights in a graph, and guards their identity alone
-    weights = overridden(INDUCTOR, "freezing", True) if stay else nullcontext()
     try:
-        with overridden(DYNAMO, "skip_nnmodule_hook_guards", False) if forms.hooks else nullcontext(), weights:
-            return _inside(forms.compiled, *args, **kwargs)
+        return _inside(forms.compiled, *args, **kwargs)
     except backend.Compiled:
         return None
     except Exception as error:
@@ -197,7 +188,7 @@ def forget() -> None:
     """Compile each class of modules anew: Dynamo distinguishes back ends."""
     backend.forget()
     for known in [*_made.values()]:
-        known.update({key: Forms(forms.eager, *key) for key, forms in known.items()})
+        known.update({wanted: Forms(forms.eager, wanted) for wanted, forms in known.items()})
 
 
 def jit(function: F) -> F:

@@ -49,8 +49,8 @@ class Way:
         by_default = (GRAPH, ALL, "off") not in wanted.fusion_switches and found.get("pattern_matcher", True)
         if not by_default:
             found["pattern_matcher"] = any(named.values())
-        if wanted.frozen or wanted.races:  # what is measured is captured as if it was frozen
-            found["freezing"] = wanted.frozen
+        if wanted.frozen:
+            found["freezing"] = True
         if wanted.weights:
             found |= SETTINGS
         self.patterns: Callable[[str], bool] | None = None

@@ -21,7 +21,7 @@ from msctx.graph import graph_mode, inductor_passes, report
 from msctx.import_hooks import when_imported
 from msctx.native import precision_policies, ranks_and_process_group
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Placed, Switch, Texts, of, slot
-from msctx.torch_config_overrides import DYNAMO, INDUCTOR, NOTHING, UNSET, Forced, by_variable
+from msctx.torch_config_overrides import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ _PRODUCTS = {
 }
 
 
-_FUNCTORCH = "torch._functorch.config"
+_DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
     Switch("graph.compilation", lambda: graph_mode.compilation, partial(setattr, graph_mode, "compilation")),
     Switch(
@@ -276,7 +276,8 @@ SWITCHES = (
     ),
     Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, partial(setattr, gradients, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
-    of("torch.dynamo.verbose", Forced(DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),
+    of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
+    of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),
     of("torch.functorch.debug_assert", Forced(_FUNCTORCH, "debug_assert", lambda: False)),
     of(
         "torch.functorch.enable_autograd_cache",

@@ -141,9 +141,8 @@ OPEN = (*CHOOSING, *INVARIANT)
 """What chooses among the algorithms, each of which has some of the abilities below."""
 SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
 """The options under which nothing adds in an order of its own."""
-FREEZING = "torch.inductor.freezing"
 INDUCTOR = {
-    FREEZING: False,
+    "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
     "torch.inductor.max_autotune": False,
     "torch.inductor.max_autotune_gemm": False,
@@ -271,10 +270,7 @@ def on_fallback(on: On) -> str:
 
 def assignments_of(on: On) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
-    found = conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
-    if on.get("mode") == 0 and raced(on):  # PyTorch's code with freezing takes part
-        found.pop(FREEZING, None)
-    return found
+    return conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
 
 
 def only_records(on: On) -> bool:

@@ -167,6 +167,8 @@ def translate(on: On, setting: Setting) -> Outcome | None:
     match name:
         case "mode":
             found = {"graph.compilation": compilation(on), "graph.modules": value == 0, "torch.dynamo.force_eager": value != 0}
+            if value == 0:
+                found["torch.dynamo.skip_nnmodule_hook_guards"] = False
             return honoured(found, f"{BY_TORCHAIR if is_npu else COMPILES}; {IN_PYTHON}" if value == 0 else "")
         case "grad_for_scalar":
             return honoured({"graph.grad_for_scalar": value}, GRADIENTS)

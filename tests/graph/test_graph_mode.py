@@ -99,20 +99,9 @@ class Inner(Scale):
         return x.sin() * self.weight
 
 
-def test_a_part_that_comes_with_its_hook_and_loses_it() -> None:
-    net, part, x = Scale(), Inner(), torch.ones(2, 3)
-    handle = HOOKS["forward"](part)
-    with msctx.context(**EAGER_GRAPHS):
-        torch.testing.assert_close(net(x), 2 * x)
-        net.inner = nn.Sequential(part)
-        torch.testing.assert_close(net(x), 4 * (2 * x).sin())
-        handle.remove()
-        torch.testing.assert_close(net(x), 2 * (2 * x).sin())
-
-
 @pytest.mark.parametrize("is_outermost", [True, False])
 @pytest.mark.parametrize("hook", HOOKS)
-def test_hooks_and_forwards_that_change_later_are_compiled(hook: str, is_outermost: bool) -> None:
+def test_hooks_and_forwards_that_change_later_are_compiled_with_their_reason(hook: str, is_outermost: bool) -> None:
     def results() -> list[torch.Tensor | None]:
         net, found = Scale(), []
         net.inner = nn.Sequential(inner := Inner())
@@ -131,7 +120,7 @@ def test_hooks_and_forwards_that_change_later_are_compiled(hook: str, is_outermo
     with msctx.context(**EAGER_GRAPHS) as ctx:
         torch.testing.assert_close(results(), expected)
     assert all("hooks" in row.recompiled or "forward" in row.recompiled for row in ctx.graphs().recompiled)
-    assert len(ctx.graphs()) > 1
+    assert ctx.graphs().recompiled
 
 
 @pytest.mark.parametrize("how", ["own compile()", "torch.compile", "script", "trace", "fx"])

@@ -22,6 +22,7 @@ WRITABLE = {
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
     "torch.dynamo.apart": {"x": True},
     "torch.dynamo.verbose": True,
+    "torch.dynamo.skip_nnmodule_hook_guards": False,
     "torch.logs.dynamo": 10,
     "torch.logs.aot": 10,
     "torch.logs.inductor": 10,
