@@ -64,6 +64,8 @@ class Call:
     mark: Mark
     inside: str
     """Conditions and loops around it."""
+    devices: set[str] = field(default_factory=set)
+    """Those that the conditions leave."""
     given: list[Entry] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     left_out: str = ""
@@ -94,13 +96,16 @@ class Reader:
             if isinstance(node, ast.Constant):
                 line = self.script.lines[node.lineno - 1]
                 if isinstance(name := node.value, str) and (why := about_variable(name, line)):
-                    yield Call(name, self.script.mark(node), self.script.inside(node)).leave_out(why)
+                    yield self._new(name, node).leave_out(why)
             elif not isinstance(node, ast.Call):
                 if self._is_handed_on(node):
-                    found = Call("set_context", self.script.mark(node), self.script.inside(node))
-                    yield found.leave_out("what is called under another name is known only when the script runs")
+                    why = "what is called under another name is known only when the script runs"
+                    yield self._new("set_context", node).leave_out(why)
             elif made := self._call(node, self._function(node.func)):
                 yield made
+
+    def _new(self, name: str, node: ast.AST, width: int = 0) -> Call:
+        return Call(name, self.script.mark(node, width), self.script.inside(node), self.script.devices(node))
 
     def _is_handed_on(self, node: ast.Name | ast.Attribute) -> bool:
         """Whether ``set_context`` stands here for another use than a call, or a name that calls are read by."""
@@ -116,7 +121,7 @@ class Reader:
 
     def _call(self, call: ast.Call, function: str) -> Call | None:
         written = self.script.written(call.func)
-        found = Call(written, self.script.mark(call, len(written)), self.script.inside(call))
+        found = self._new(written, call, len(written))
         if function == "set_context":
             self._keywords(call, found)
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
@@ -131,8 +136,9 @@ class Reader:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         first, _, rest = function.partition(".")
         last = rest.rpartition(".")[2] or first
-        parts = [f"{last}.{keyword.arg}" for keyword in call.keywords]
-        names = [*accumulate(function.split("."), "{}.{}".format), f"{first}.{last}", last, *parts]
+        method = getattr(call.func, "attr", "")  # of a model or cell, whatever its name
+        parts = [f"{part}.{keyword.arg}" for keyword in call.keywords for part in (last, f"Model.{method}")]
+        names = [*accumulate(function.split("."), "{}.{}".format), f"{first}.{last}", last, *parts, f"Cell.{method}"]
         reasons = dict.fromkeys(NO_COUNTERPART[name] for name in names if name in NO_COUNTERPART)
         if reasons and not last.startswith("get_") and (function != "jit" or call.keywords):
             return f"not translated: {'; '.join(reasons)}"

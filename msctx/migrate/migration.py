@@ -48,13 +48,13 @@ def read(path: str, device: str | None = None) -> Migration:
         FileError: the script is missing, cannot be decoded or is not Python.
     """
     script = load(path)
-    merging = _Merging(script)
+    merging = _Merging(script, device and device_named(device))
     for found in Reader(script).calls():
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
-    if device:
-        merging.move(device_named(device))
+    if merging.device:
+        merging.move(merging.device)
     return merging.result()
 
 
@@ -86,11 +86,13 @@ def nested(entries: Mapping[str, Any]) -> dict[str, Any]:
 class _Merging:
     """The calls read so far, and what they come to."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    def __init__(self, script: Script, device: str | None) -> None:
+        self.script, self.device = script, device
         self.calls: list[Call] = []
         self.problems: list[Diagnostic] = []
         self.entries: dict[str, Entry] = {}
+        self.elsewhere: list[Entry] = []
+        """What branches for other devices set."""
 
     def add(self, call: Call) -> None:
         """One call: its options over those of the calls before it."""
@@ -117,7 +119,10 @@ class _Merging:
             )
             if not reason:
                 call.options[entry.spelling] = entry.value
-            self._merge(entry)
+            if self.device in (None, *call.devices):
+                self._merge(entry)
+            else:
+                self.elsewhere.append(replace(entry, reason=reason or f"not for {self.device}"))
 
     def _why_not(self, given: Entry) -> str:
         """Why an option has to stay out, which is reported as a problem too; ``""`` if it can be migrated."""
@@ -183,9 +188,8 @@ class _Merging:
     def result(self) -> Migration:
         layer = self._combine()
         options = nested({key: entry.value for key, entry in self.entries.items() if not entry.reason})
-        return Migration(
-            self.script.file, tuple(self.calls), options, tuple(self.problems), tuple(self.entries.values()), layer
-        )
+        entries = (*self.entries.values(), *self.elsewhere)
+        return Migration(self.script.file, tuple(self.calls), options, tuple(self.problems), entries, layer)
 
     def _combine(self) -> Layer:
         """All options together; those that msctx does not take beside the others stay out."""

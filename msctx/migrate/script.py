@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from msctx.errors import Diagnostic, FileError, Mark, one_line
+from msctx.plan import TARGETS
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
 
+_TARGET = re.compile(rf".*device_target\W* == '({'|'.join(TARGETS)})'")
 _BLOCKS = (
     *(ast.Lambda, ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While),
     *(ast.ExceptHandler, ast.match_case),
@@ -89,6 +91,18 @@ class Script:
                 words = one_line(self.lines[line - 1].partition("#")[0].strip(), 60).removesuffix(":")
                 found.append(f"else of {words}" if field == "orelse" else words)
         return ", ".join(reversed(found))
+
+    def devices(self, node: ast.AST) -> set[str]:
+        """The devices on which an expression may be evaluated, by the conditions around it that compare device_target."""
+        found = {*TARGETS.values()}
+        for outer, field, _ in self.around(node):
+            test = getattr(outer, "test", None)
+            is_and = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and field == "body"
+            for part in getattr(test, "values", []) if is_and else [test]:
+                given = _TARGET.fullmatch(self.written(part)) if isinstance(part, ast.Compare) else None
+                if given and field in ("body", "orelse"):
+                    found = found & {TARGETS[given[1]]} if field == "body" else found - {TARGETS[given[1]]}
+        return found
 
 
 def load(path: str) -> Script:

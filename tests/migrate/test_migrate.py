@@ -62,6 +62,16 @@ model, profiler = train.Model(net), ms.Profiler()  # profiling_mode
 ds.config.set_prefetch_size(ds.config.get_prefetch_size())  # DataLoader
 ms.parallel.set_algo_parameters(fully_use_devices=False)  # DistributedDataParallel
 ms.runtime.set_memory("2GB")  # allocators have nothing like it
+os.environ["MS_DEV_SAVE_GRAPHS"] = "1"  # use save_graphs=
+os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = "graphs"  # use save_graphs_path=
+os.environ["MS_DEV_JIT_SYNTAX_LEVEL"] = "2"  # use jit_syntax_level=
+os.environ["MS_DEV_PRECOMPILE_ONLY"] = "1"  # use precompile_only=
+net.to_float(ms.float16)  # torch.autocast
+model.train(1, data, dataset_sink_mode=True)  # leave dataset_sink_mode out
+model.train(1, data)
+net.layers[0].recompute()  # torch.utils.checkpoint
+net.set_comm_fusion(2)  # bucket_cap_mb
+ms.set_auto_parallel_context(comm_fusion={})  # bucket_cap_mb
 """
 """Lines, with what the note on each says."""
 

@@ -155,3 +155,30 @@ def test_options_of_the_device_of_the_script_act_on_the_device_given(write, tmp_
     assert [p.path for p in found["cpu"].problems] == ["device_id", "gpu_config.conv_fprop_algo"]
     assert [len(found[device].problems) for device in ("cuda", "ascend")] == [1, 0]
     assert "where it is" not in migrate.as_yaml(found["ascend"])
+
+
+BRANCHES = """\
+if {name} == "Ascend":
+    ms.set_context(max_device_memory="58GB", enable_graph_kernel=False)
+elif {name} == "GPU" and fast:
+    ms.set_context(max_device_memory="14GB", enable_graph_kernel=True)
+else:
+    ms.set_context(max_call_depth=9)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["device_target", "cfg.device_target", "cfg['device_target']", "ms.get_context('device_target')"]
+)
+def test_branches_for_other_devices_are_comments(write, tmp_path, name):
+    path = write("import mindspore as ms\n" + BRANCHES.format(name=name))
+    expected = {
+        "ascend": {"max_device_memory": "58GB", "enable_graph_kernel": False},
+        "cuda": {"max_device_memory": "14GB", "enable_graph_kernel": True, "max_call_depth": 9},
+        "cpu": {"max_call_depth": 9},
+    }
+    for device, options in expected.items():
+        migration = migrate.read(path, device)
+        assert migration.options == options
+        assert migrate.as_yaml(migration).count(f": not for {device}\n") == 5 - len(options)
+        check_outputs(migration, tmp_path)
