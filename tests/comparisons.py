@@ -1,15 +1,21 @@
 """A small model, small layers and made-up figures for the tests of comparisons."""
 
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import msctx
+from msctx.compare import timed_cases
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.layer_workload_file import parse
+from msctx.compare.layer_workload_file import NetworkLayer, Product, Workload, dump, parse
 from msctx.compare.result_and_recommendation import Cell, Row
 from msctx.native import build
+from msctx.native.policy_and_choices import ConvProblem
 from msctx.options.yaml_json_ini import parse as parse_yaml
 
 MODEL = """
@@ -84,3 +90,42 @@ def row(name: str, cells: list[Cell], count: int = 1, ms: float = 10.0, directio
     head = {"name": name, "direction": direction, "problem": PROBLEMS.get(name, ""), "count": count}
     baseline = {"ran": "torch", "ms": ms, "error": 1e-7}
     return Row(**{**head, "baseline": baseline, "control_spread": 0.0, "rounds": 5, "cells": cells, **more})
+
+
+def of_layers(
+    folder: Path, problems: Iterable[ConvProblem | Product], way: str, keys: str = "", context: str = "{}"
+) -> Comparison:
+    """The comparison of two ways for a network of these layers."""
+    named = tuple(NetworkLayer(f"layer{n}", problem) for n, problem in enumerate(problems))
+    (folder / "layers.yaml").write_text(dump(Workload("layers", named)))
+    text = f"compare: {{workload: layers.yaml{keys}}}\ncontext: {context}\naxes: {{way: {way}}}\n"
+    (folder / "mine.yaml").write_text(text)
+    return read(str(folder / "mine.yaml"), Given())
+
+
+def _cases(of: Comparison) -> Iterator[timed_cases.Case]:
+    assert of.layers is not None
+    for layer in of.layers.layers:
+        yield from timed_cases.of_layer(layer, of.keys["directions"], torch.device("cpu"))
+
+
+def measured(of: Comparison, speeds: Sequence[tuple[float, float]]) -> list[Row]:
+    """A row for each layer and direction with the speed of both ways; 0: it has no time."""
+    found = []
+    for number, case in enumerate(_cases(of)):
+        pair = zip("ab", speeds[number % len(speeds)], strict=True)
+        cells = [cell(point, speed or None, 1e-7, spread=0.01) for point, speed in pair]
+        found.append(row(case.name, cells, case.count, 1.0 + number, case.direction, problem=case.problem))
+    return found
+
+
+def requested_under(of: Comparison, options: dict[str, Any]) -> list[str]:
+    """The algorithm that each row of a comparison gets under options, empty: none."""
+    found = []
+    for case in _cases(of):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", msctx.MsctxWarning)  # rules for the other layers match nothing here
+            with msctx.context(**options, fallback="silent") as ctx:
+                case.run()
+        found.append("".join(row.requested for row in ctx.choices()))
+    return found

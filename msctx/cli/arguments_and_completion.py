@@ -35,7 +35,7 @@ def _shipped(*folders: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for folder in folders for name in shipped(folder) if name.startswith(incomplete)]
 
 
-complete_subject = _shipped("compare", "workloads")
+complete_subject = _shipped("compare", "experiments", "workloads")
 Texts = list[str] | None
 
 

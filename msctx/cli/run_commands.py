@@ -184,7 +184,7 @@ def compare(
     axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", complete_setting)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less time for each row, the largest first.")] = False,
-    out: Annotated[str | None, option("DIR", "Write report.html, result.json and best.yaml.")] = None,
+    out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
     fail_below: Annotated[float | None, option("RATIO", "End with 1 if a choice fails, or is slower by more.")] = None,
     json_: Json = False,
 ) -> None:
@@ -198,7 +198,7 @@ def compare(
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import report
     from msctx.compare.comparison import run
-    from msctx.compare.result_and_recommendation import INTERRUPTED, below
+    from msctx.compare.result_and_recommendation import INTERRUPTED, as_csv, below
 
     with (
         redirect_stdout(sys.stderr),
@@ -208,7 +208,7 @@ def compare(
     told: list[Text] = []
     if record is not None:
         record.json("result.json", found.as_json())
-        texts = {"report.html": report.page(found), "best.yaml": found.recommended}
+        texts = {"report.html": report.page(found), "result.csv": as_csv(found), "best.yaml": found.recommended}
         written = [name for name, text in texts.items() if text]
         for name in written:
             record.text(name, texts[name])

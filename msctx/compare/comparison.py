@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +17,17 @@ from msctx.compare import timed_cases as subjects
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
 from msctx.compare.result_and_recommendation import INTERRUPTED, Cell, Result, Row, result_of
 from msctx.compare.timed_cases import Case, error_of, load
-from msctx.compare.timing import NOISY, Entrant, Ratio, interleaved, seconds_of
+from msctx.compare.timing import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.options import make_layer
 from msctx.options.algorithm_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_policy import PRECISION
 from msctx.plan import DONE
+from msctx.run.launch import run_point
+from msctx.run.record import why
+from msctx.run.runner import terminable
+from msctx.run.sweep import words_of
 from msctx.state_and_environment import environment
 
 TORCH, AGAIN = "", "\0"
@@ -38,12 +44,15 @@ WORSE, MEANINGLESS = 4, 0.5
 compare with."""
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
+OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
 Watch = Callable[[int, int, str], None]
-"""Called with how many rows are done, of how many, and what comes now."""
+"""Called with how many rows or runs are done, of how many, and what comes now."""
 
 
 def run(comparison: Comparison, watch: Watch = lambda done, of, name: None) -> Result:
     """A comparison from its description to its result; what is interrupted keeps the rows so far and is marked so."""
+    if comparison.subject == "experiment":
+        return _run_experiment(comparison, watch)
     rows: list[Row] = []
     partial = ""
     deadline = time.perf_counter() + comparison.total
@@ -232,3 +241,62 @@ def _what_ran(choices: list[Any], computed: Any) -> str:
 def _line(error: BaseException) -> str:
     first = text_of(error).strip().partition("\n")[0]
     return first if isinstance(error, MsctxError) else f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
+    """One row: the time of the whole run. Between the points the order changes from round to round.
+
+    Each choice runs once before, to warm up and to tune, which is not counted; with ``--quick`` it runs just once.
+    """
+    choices: dict[str, Mapping[str, Any]] = {TORCH: {}, AGAIN: {}, **{one.name: one.options for one in comparison.points}}
+    rounds = range(0 if comparison.given.quick else -1, comparison.keys["repetitions"])
+    runs = [(number, name) for number in rounds for name in list(choices)[:: 1 if number % 2 == 0 else -1]]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
+    partial, late = "", f"--quick ends after {comparison.total:.0f} seconds; leave it out to run the other choices, too"
+    deadline = time.perf_counter() + comparison.total
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, terminable():
+        try:
+            for done, (number, name) in enumerate(runs):
+                watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))
+                if time.perf_counter() > deadline:
+                    partial = late
+                elif not _failure(found[name]) and not _failure(found[TORCH]):
+                    words = [*comparison.given.overrides, *words_of(choices[name])]
+                    result = run_point(comparison.of, words, Path(folder, str(done)))
+                    if number >= 0 or result["status"] != "completed":
+                        found[name].append(result)
+        except KeyboardInterrupt:
+            partial = INTERRUPTED
+    return result_of(comparison, [_row_of_runs(comparison, found, partial or "it did not run")], environment(), partial)
+
+
+def _row_of_runs(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], late: str) -> Row:
+    row = Row(name=comparison.of, direction="run", problem="a whole run")
+    plain, again = _seconds(found[TORCH]), _seconds(found[AGAIN])
+    if not plain or not again:
+        row.reason = _failure(found[TORCH]) or _failure(found[AGAIN]) or late
+        return row
+    timed, cells = {}, []
+    for name, runs in found.items():
+        cell = Cell(point=name, requested=next((dict(one.options) for one in comparison.points if one.name == name), {}))
+        returned = runs[0] if runs else {}
+        cell.metrics = {k: v for k, v in returned.items() if k not in OUR_KEYS and isinstance(v, int | float | str)}
+        if reason := _failure(runs):
+            cell.status, cell.reason = "failed", reason
+        elif not runs:
+            cell.status, cell.reason = "skipped", late
+        else:
+            timed[name] = ratio_between(plain, _seconds(runs))
+            cell.status = "measured"
+        cells.append(cell)
+    _fill(row, cells[0], cells[2:], timed)
+    return row
+
+
+def _seconds(results: list[dict[str, Any]]) -> list[float]:
+    return [max(float(result["seconds"]), 1e-3) for result in results if result.get("status") == "completed"]
+
+
+def _failure(results: list[dict[str, Any]]) -> str:
+    """The error of the run that failed, if one did."""
+    return next((why(result) for result in results if result.get("status") != "completed"), "")

@@ -16,7 +16,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.policy_and_choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.algorithm_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import Choice, Fields, ListOf, Share, TextKind, check, nowhere, number_below
+from msctx.options.kinds import Choice, Fields, Int, ListOf, Share, TextKind, check, nowhere, number_below
 from msctx.options.layer_sources import collected
 from msctx.options.yaml_json_ini import load, parse
 from msctx.run import sweep
@@ -25,10 +25,16 @@ from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
 ALGORITHMS = (*map(option_of, DIRECTIONS), option_of(PRODUCT))
-SUBJECTS = ("workload", "model")
+SUBJECTS = ("workload", "model", "experiment")
 QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
-MEANT_FOR = {"directions": "workload", "phases": "model"}
-"""The kind of subject that a key applies to."""
+MEANT_FOR = {
+    "directions": ("workload",),
+    "phases": ("model",),
+    "seconds": ("workload", "model"),
+    "error_limit": ("workload", "model"),
+    "repetitions": ("experiment",),
+}
+"""The kinds of subjects that some keys apply to."""
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
@@ -39,12 +45,19 @@ KEYS = Fields(
         "directions": ListOf(Choice(DIRECTIONS)),
         "phases": ListOf(Choice(PHASES)),
         "seconds": number_below(86400, "seconds, more than 0"),
+        "repetitions": Int(1, 1000),
         "error_limit": number_below(1, Share.allowed, null=True),
     }
 )
-"""What the section ``compare`` holds: seconds are to be spent on each row; beyond the error limit a result is wrong, where the
-algorithm states no bound."""
-DEFAULTS: Mapping[str, Any] = {"directions": DIRECTIONS, "phases": PHASES, "seconds": 1.0, "error_limit": None}
+"""What the section ``compare`` holds: seconds are to be spent on each row; repetitions are runs of each choice of an experiment,
+after one that is not counted; beyond the error limit a result is wrong, where the algorithm states no bound."""
+DEFAULTS: Mapping[str, Any] = {
+    "directions": DIRECTIONS,
+    "phases": PHASES,
+    "seconds": 1.0,
+    "repetitions": 3,
+    "error_limit": None,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ def find_file(name: str) -> Path | None:
 
 
 def read(subject: str, given: Given) -> Comparison:
-    """The comparison of a file, or of a workload or a model (``package.module:function``)."""
+    """The comparison of a file, or of a workload, a model (``package.module:function``) or an experiment."""
     return _Reading(subject, given).comparison()
 
 
@@ -116,7 +129,7 @@ class _Reading:
         section = self.data.get("compare")
         keys = self._keys({} if section is None else section, marks=self.document.under("compare"))
         keys |= self._keys(self.typed, where="command line")
-        kind = self._subject(keys)
+        kind = self._subject(keys, base)
         layers = self._workload(str(keys["workload"])) if kind == "workload" else None
         axes, typed = self._axes(), self._axes_of_words()
         self._check_keys(keys, kind)
@@ -127,7 +140,7 @@ class _Reading:
             raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
         of = str(keys.pop(kind))
         if self.given.quick:
-            keys["seconds"] = min(QUICK_SECONDS, keys.get("seconds", QUICK_SECONDS))
+            keys |= {"seconds": min(QUICK_SECONDS, keys.get("seconds", QUICK_SECONDS)), "repetitions": 1}
         return Comparison(
             name=self.path.stem if self.path else of,
             subject=kind,
@@ -151,7 +164,7 @@ class _Reading:
         others = ("workload",) if self.data.keys() == {"workload"} else COMPARED
         with collected(self.problems):
             return read_document(self.document, self.path, self.given.overrides, others=others)
-        return Experiment({})
+        return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
 
     def _keys(self, section: Any, where: str = "", marks: Marks = nowhere) -> dict[str, Any]:
         found, wrong = check(KEYS, section, ("compare",), where, marks)
@@ -160,12 +173,14 @@ class _Reading:
             return dict(found)
         return {key: section[key] for key in SUBJECTS if isinstance(section, dict) and key in section}
 
-    def _subject(self, keys: dict[str, Any]) -> str:
+    def _subject(self, keys: dict[str, Any], base: Experiment) -> str:
         """What is compared: named in the file, the file itself, or a word of the command line."""
         if self.path is None:
             keys[_kind_of(self.subject)] = self.subject
         elif self.data.keys() == {"workload"}:
             keys["workload"] = self.path.name
+        elif base.entry and not keys.keys() & {*SUBJECTS}:
+            keys["experiment"] = str(self.path)
         named = [kind for kind in SUBJECTS if kind in keys]
         if len(named) != 1:
             text = f"give one thing to compare, not {' and '.join(named)}" if named else "give something to compare"
@@ -187,11 +202,12 @@ class _Reading:
     def _check_keys(self, keys: Mapping[str, Any], kind: str) -> None:
         """What does not apply to this kind of subject."""
         for word in self.given.overrides:
-            if word.startswith(("args.", "experiment.", "record.")):
+            if kind != "experiment" and word.startswith(("args.", "experiment.", "record.")):
                 self._add(word, "applies only to an experiment")
-        for key, wanted in MEANT_FOR.items():
-            if kind and key in keys and kind != wanted:
-                self._add(f"compare.{key}", f"applies only to a {wanted}", ("compare", key))
+        for key, kinds in sorted(MEANT_FOR.items()):
+            if kind and key in keys and kind not in kinds:
+                name, path = (f"--{key}", None) if key in self.typed else (f"compare.{key}", ("compare", key))
+                self._add(name, f"applies only to a {' or a '.join(kinds)}", path)
 
     def _axes(self) -> dict[str, Any]:
         section, found = self.data.get("axes"), {}
@@ -236,6 +252,8 @@ class _Reading:
 
 def _default_axes(kind: str, layers: Workload | None, directions: Sequence[str]) -> dict[str, Any]:
     """All algorithms for layers, those that decide for themselves for whole models."""
+    if kind == "experiment":
+        return {"deterministic": ["OFF", "ON"]}
     if kind == "model":
         every = every_algorithm(DIRECTIONS, products=True)
         return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
@@ -249,13 +267,13 @@ def _kind_of(subject: str) -> str:
     if subject.endswith(".py"):
         hint = f"name the function that makes the model: {subject}:FUNCTION"
         raise FileError([Diagnostic("", "is a file of Python", subject, suggestion=hint)])
-    if subject in shipped("workloads"):
-        return "workload"
-    names = sorted([*shipped("compare"), *shipped("workloads")])
+    for kind, folder in (("workload", "workloads"), ("experiment", "experiments")):
+        if subject in shipped(folder):
+            return kind
+    names = sorted(name for folder in ("compare", "experiments", "workloads") for name in shipped(folder))
     allowed = f"a YAML file; package.module:function; {', '.join(names)}"
-    text = f"cannot compare {subject!r}: no such file, model or workload"
-    hint = f"msctx run {subject} --sweep compares runs" if subject in shipped("experiments") else nearest(subject, names)
-    raise FileError([Diagnostic("", text, "", allowed, hint)])
+    text = f"cannot compare {subject!r}: no such file, model, workload or experiment"
+    raise FileError([Diagnostic("", text, "", allowed, nearest(subject, names))])
 
 
 def points(axes: Mapping[str, Any]) -> list[Point]:
@@ -283,6 +301,19 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
     rules = "conv_algo_rules" if direction == "forward" else "matmul_algo_rules"
     others = {*ALGORITHMS, rules} - {own}
     return {key: value for key, value in options.items() if name_of(key) not in others}
+
+
+def requested_algorithm(options: Mapping[str, Any], direction: str) -> str:
+    """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
+    for key, value in options.items():
+        if name_of(key) == option_of(direction) and (kind := OPTIONS[name_of(key)].kind):
+            return str(kind.parse(value))
+    return ""
+
+
+def besides(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that name no algorithm."""
+    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
 
 
 def name_of(key: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from rich.table import Table
@@ -21,12 +24,38 @@ def page(result: Result) -> str:
     environment.filters.update(number=_number, bytes=lambda count: in_words(count) if count else "")
     environment.globals.update(kind=kind)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    return template.render(result=result)
+    return template.render(result=result, picture=_picture(result))
 
 
 def _number(value: float | None, form: str) -> str:
     """A number in a format; nothing where there is none."""
     return "" if value is None else format(value, form)
+
+
+def _picture(result: Result) -> str:
+    """Layer by choice, by plotly: how many times as fast as torch, and the errors. Empty without plotly."""
+    try:
+        from plotly.io import to_html
+    except ImportError:
+        return ""
+    rows, points = [row for row in result.rows if row.timed], [point.name for point in result.points]
+    cells = [[row.cell_of(point) for point in points] for row in rows]
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [[cell and math.log2(cell.ratio) for cell in each] for each in cells],
+        "x": [escape(point) for point in points],  # plotly takes texts for HTML
+        "y": [escape(row.label) for row in rows],
+        "text": [[f"{cell.ratio:.2f}" if cell else "" for cell in each] for each in cells],
+        "customdata": [[_number(cell.error, ".1e") if cell else "" for cell in each] for each in cells],
+        "texttemplate": "%{text}",
+        "hovertemplate": "%{y}<br>%{x}<br>%{text}x, error %{customdata}<extra></extra>",
+    } | {"zmid": 0, "zmin": -2, "zmax": 2, "colorscale": "RdBu", "showscale": False}
+    layout = {
+        "height": 160 + 24 * len(rows),
+        "yaxis": {"autorange": "reversed", "automargin": True, "dtick": 1, "type": "category"},
+        "xaxis": {"side": "top", "automargin": True, "type": "category"},
+    }
+    return str(to_html({"data": [trace], "layout": layout}, full_html=False, div_id="picture", config={"responsive": True}))
 
 
 MANY = 12
@@ -111,4 +140,9 @@ def _totals(result: Result) -> Table:
         error = f"{total.error:.0e}" if total.error is not None else ""
         memory = in_words(total.workspace) if total.workspace else ""
         lines.append((total.point, f"{total.ratio:.2f}", error, memory, str(total.rows), str(total.rows_of_torch)))
+    best = result.best
+    if len({*best.points}) > 1:
+        left = best.points.count("")
+        own = Text("the best of each row", style="bold")
+        lines.append((own, f"{best.ratio:.2f}", "", "", str(len(best.points) - left), str(left)))
     return grid(columns, lines, columns[1:])

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
 
-from msctx.compare.config import Comparison, Point
+from msctx.compare.config import Comparison, Point, besides, requested_algorithm
+from msctx.compare.layer_workload_file import Product, text
 from msctx.compare.timing import is_faster, margin
 from msctx.context import explain
-from msctx.options import make_layer
+from msctx.native.policy_and_choices import ConvProblem
+from msctx.options import OPTIONS, make_layer
+from msctx.options.algorithm_policy import PRODUCT
 from msctx.run.record import plain
 
-Status = Literal["measured", "no_say", "unable", "failed", "slow"]
+Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
 """no_say: none of its options applies to the row; unable: it cannot run, or has no effect; failed: it raised, or its result
-was wrong; slow: it was stopped after its first runs."""
+was wrong; slow: it was stopped after its first runs; skipped: there was no time for it."""
 
 
 class Cell(BaseModel):
@@ -38,16 +43,17 @@ class Cell(BaseModel):
     """The range of the middle half of the ratios, as a part of the median."""
     ms: float = 0.0
     error: float | None = None
-    """Against float64."""
+    """Against float64; null for whole runs."""
     bound: float | None = None
     workspace: int | None = None
     reason: str = ""
     no_effect: str = ""
     """Which of its options have no effect here, and why."""
+    metrics: dict[str, Any] = {}
 
 
 class Row(BaseModel):
-    """One direction of a layer, or one phase of a model."""
+    """One direction of a layer, one phase of a model, or a whole run."""
 
     name: str
     direction: str
@@ -94,6 +100,15 @@ class Total(BaseModel):
     """In how many it has none."""
 
 
+class Best(BaseModel):
+    """What to take: for layers the best choice of each, of those with the same options beside algorithms; else one for all."""
+
+    ratio: float = 1.0
+    points: list[str]
+    """For each row; an empty name is torch's own path."""
+    options: dict[str, Any] = {}
+
+
 class Result(BaseModel):
     """What msctx compare found."""
 
@@ -108,8 +123,7 @@ class Result(BaseModel):
     points: list[Point]
     rows: list[Row]
     totals: list[Total] = []
-    best: Total | None = None
-    """That of the fastest choice that is right in all rows and a gain."""
+    best: Best = Best(points=[])
     recommended: str = ""
     environment: dict[str, Any]
 
@@ -121,6 +135,24 @@ class Result(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """As result.json holds it: what is not known is left out."""
         return dict(plain(self.model_dump(exclude_unset=True)))
+
+
+COLUMNS = (
+    *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
+    *("workspace", "status", "reason", "no_effect"),
+)
+
+
+def as_csv(result: Result) -> str:
+    """A line for each cell."""
+    text = io.StringIO()
+    lines = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    lines.writeheader()
+    for row in result.rows:
+        head = row.model_dump(include={"name", "direction", "problem", "count"}) | {"baseline_ms": row.baseline.ms or ""}
+        for cell in row.cells or [Cell(reason=row.reason)]:
+            lines.writerow(head | cell.model_dump(exclude_unset=True))
+    return text.getvalue()
 
 
 INTERRUPTED = "interrupted"
@@ -139,10 +171,10 @@ class Estimate:
         return is_faster(self.ratio, self.margin, self.noise)
 
 
-def estimate(rows: Sequence[Row], point: str) -> Estimate:
-    """A choice over all rows as often as they occur; where it has no time, torch's counts."""
+def estimate(rows: Sequence[Row], points: Sequence[str]) -> Estimate:
+    """One choice for each row (``""``: torch's own path), over all rows as often as they occur."""
     torchs = own = again = squares = noises = 0.0
-    for row in rows:
+    for row, point in zip(rows, points, strict=True):
         if not row.baseline.ms:
             continue
         cell, base = row.cell_of(point), row.count * row.baseline.ms
@@ -173,15 +205,10 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
         rows=rows,
         environment=dict(environment),
     )
-    result.totals = totals(result)
-    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
-    right = [total for total in result.totals if all(total.point in each for each in can)]
-    gains = [total for total in right if estimate(rows, total.point).is_gain]
-    result.best = max(gains, key=lambda total: total.ratio, default=None)
-    if chosen := next((point.options for point in result.points if result.best and point.name == result.best.point), None):
-        layer = make_layer(chosen, "axes").settings.values()  # one that is of a single device keeps its spelling
-        options = {setting.spelling if setting.device else setting.option.name: setting.value for setting in layer}
-        result.recommended = yaml.safe_dump(plain({"context": result.context | options}), sort_keys=False, width=130)
+    result.totals, result.best = totals(result), best(comparison, result)
+    if result.best.options:
+        whole = {"context": {**result.context, **result.best.options}}
+        result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130)
     return result
 
 
@@ -192,13 +219,80 @@ def totals(result: Result) -> list[Total]:
         if cells := [cell for row in result.rows if (cell := row.cell_of(point.name))]:
             total = Total(
                 point=point.name,
-                ratio=estimate(result.rows, point.name).ratio,
+                ratio=estimate(result.rows, [point.name] * len(result.rows)).ratio,
                 error=max((cell.error for cell in cells if cell.error is not None), default=None),
                 workspace=max(cell.workspace or 0 for cell in cells),
                 rows=len(cells),
                 rows_of_torch=sum(bool(row.cells) for row in result.rows) - len(cells),
             )
             found.append(total)
+    return found
+
+
+def best(comparison: Comparison, result: Result) -> Best:
+    """The fastest plan that is a gain: one choice for all rows; or for layers the best algorithm of each, which rules choose."""
+    rows, options = result.rows, {point.name: point.options for point in result.points}
+    by_rules = _by_layer(comparison, result) if comparison.layers else []
+    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
+    whole = [name for name in options if all(name in each for each in can) and (not by_rules or besides(options[name]))]
+    plans = [*([name] * len(rows) for name in whole), *[by_rules] * any(by_rules)]
+    gains = [(one.ratio, points) for points in plans if (one := estimate(rows, points)).is_gain]
+    if not gains:
+        return Best(ratio=1.0, points=[""] * len(rows), options={})
+    ratio, points = max(gains, key=lambda gain: gain[0])
+    chosen = _rules(comparison, result, points) if points is by_rules else _canonical(options[points[0]])
+    return Best(ratio=ratio, points=points, options=chosen)
+
+
+def _by_layer(comparison: Comparison, result: Result) -> list[str]:
+    """For each row the fastest choice that names nothing but algorithms and is a gain there; else torch's own path.
+
+    Layers that no rule can separate share one choice.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for number, (row, problem) in enumerate(zip(result.rows, _problems(comparison, result), strict=True)):
+        groups.setdefault((problem, row.direction), []).append(number)
+    names = [point.name for point in result.points if not besides(point.options)]
+    chosen = [""] * len(result.rows)
+    for numbers in groups.values():
+        rows = [result.rows[number] for number in numbers]
+        timed = {n: estimate(rows, [n] * len(rows)) for n in names if all(row.cell_of(n) for row in rows)}
+        gains = {name: one.ratio for name, one in timed.items() if one.is_gain}
+        for number in numbers:
+            chosen[number] = max(gains, key=lambda name: gains[name], default="")
+    return chosen
+
+
+def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names; one that is of a single device keeps its spelling."""
+    settings = make_layer(options, "axes").settings.values()
+    return {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
+
+
+def _problems(comparison: Comparison, result: Result) -> list[Any]:
+    """The problem of each row as rules see it."""
+    assert comparison.layers is not None
+    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in comparison.layers.layers}
+    return [found[row.name, row.problem] for row in result.rows]
+
+
+def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
+    """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
+    options = {point.name: point.options for point in result.points}
+    requested: dict[str, dict[str, Any]] = {"conv_algo_rules": {}, "matmul_algo_rules": {}}
+    for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
+        direction = PRODUCT if row.direction == "forward" else row.direction
+        if not (algorithm := requested_algorithm(options.get(point, {}), direction)):
+            continue
+        if direction == PRODUCT:
+            requested["matmul_algo_rules"][_conditions(problem)] = algorithm
+        else:
+            requested["conv_algo_rules"].setdefault(_conditions(problem), {})[direction] = algorithm
+    found: dict[str, Any] = {}
+    for name, rules in requested.items():
+        first, kind = result.context.get(name), OPTIONS[name].kind
+        if rules:
+            found[name] = f"{first}; {kind.parse(rules)}" if first and kind else rules
     return found
 
 
@@ -211,3 +305,38 @@ def below(result: Result, limit: float) -> list[str]:
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
     slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
     return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
+
+
+def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
+    """A problem as rules see it, of any batch (``*``): those for which this is equal always get the same algorithms.
+
+    torch.matmul makes rows of leading axes where these share the right factor, else one batch. Strides do not show every layout.
+    """
+    some: Any = ("*",)
+    if isinstance(problem, Product):
+        is_one = len(problem.b) == 2
+        a, b = some + problem.a[-1 if is_one else -2 :], problem.b if is_one else some + problem.b[-2:]
+        return replace(problem, a=a, b=b, b_transposed=problem.b_transposed and _shows_layout(problem))
+    return replace(problem, input=some + problem.input[1:], layout=problem.layout if _shows_layout(problem) else "")
+
+
+def _shows_layout(problem: ConvProblem | Product) -> bool:
+    if isinstance(problem, Product):
+        return min(problem.b[-2:]) > 1
+    _, channels, *image = problem.input
+    return len(image) > 1 and channels > 1 and {*image} != {1}
+
+
+def _conditions(problem: ConvProblem | Product) -> str:
+    """All that sets a problem apart from others."""
+    if isinstance(problem, Product):
+        layout = ("NT" if problem.b_transposed else "NN") if _shows_layout(problem) else ""
+        found = {"input": problem.a, "weight": problem.b, "dtype": problem.dtype, "layout": layout}
+    else:
+        found = asdict(problem)
+    shown = {}
+    for key, value in found.items():
+        if isinstance(value, tuple):
+            value = text(value if len({*value}) > 1 or key in ("input", "weight") else value[:1])
+        shown[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{key}={value}" for key, value in shown.items() if value or key != "layout")

@@ -83,9 +83,13 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
     module, given = made
     kwargs = dict(given) if isinstance(given, Mapping) else {}
     args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
-    tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(given)]
-    if any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors):
-        raise EntryError(f"entry {entry!r}: the module or the input is on the meta device, which has no values")
+    inputs = [(f"input {i}", value) for i, value in enumerate(pytree.tree_leaves(given))]
+    named = [*module.named_parameters(), *module.named_buffers(), *inputs]
+    if empty := next((name for name, value in named if isinstance(value, torch.Tensor) and value.is_meta), ""):
+        raise EntryError(
+            f"entry {entry!r}: {empty} is on the meta device, which has no values. Return a module and an input "
+            "with values, on a CPU or an accelerator (module.to_empty(device='cpu') and initial values, or a checkpoint)"
+        )
     return Model(entry.rpartition(":")[2], module, args, kwargs)
 
 

@@ -30,6 +30,7 @@ def test_all_files_are_written(command, tmp_path):
     assert "product forward" in out
     found = json.loads((tmp_path / "compared" / "result.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["product"]
+    assert (tmp_path / "compared" / "result.csv").read_text().count("\n") == 3
     assert "<h1>one</h1>" in (tmp_path / "compared" / "report.html").read_text()
     code, _, err = command(*words)
     assert (code, "a record never overwrites another" in err) == (3, True)

@@ -1,5 +1,7 @@
 """Times side by side; totals, settings to take, and the files that a result is written to."""
 
+import csv
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -12,7 +14,7 @@ from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
 from msctx.compare import report, timing
-from msctx.compare.result_and_recommendation import below, result_of
+from msctx.compare.result_and_recommendation import as_csv, below, result_of
 from msctx.compare.timing import Entrant, interleaved
 from msctx.tables import plain
 
@@ -106,6 +108,7 @@ def test_totals_count_layers_as_often_as_they_occur(found):
     assert totals[A].ratio == pytest.approx(55 / (60 + 16 + 5))
     assert totals[B].ratio == pytest.approx(55 / (15 + 20 + 5))
     assert (totals[B].rows, totals[B].rows_of_torch, totals[B].error) == (1, 2, 1e-5)
+    assert (found.best.ratio, found.best.points) == (pytest.approx(55 / (15 + 16 + 5)), [B, A, ""])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +116,9 @@ def test_totals_count_layers_as_often_as_they_occur(found):
 )
 def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(tmp_path, ratio, spread, more):
     of = made(tmp_path, TWO)
-    best = result_of(of, [row("first", [cell(A, ratio, spread=spread), cell(B)], **more)], {})
-    assert (best.best, best.recommended) == (None, "")
+    for one in (of, replace(of, layers=None)):
+        best = result_of(one, [row("first", [cell(A, ratio, spread=spread), cell(B)], **more)], {})
+        assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
 
 
 def test_what_is_set_for_another_device_stays_so(tmp_path):
@@ -122,8 +126,19 @@ def test_what_is_set_for_another_device_stays_so(tmp_path):
     assert result_of(of, [], {}).context == {"conv_fprop_algo": "gemm", "gpu_config.conv_fprop_algo": "fft"}
 
 
-def test_what_is_right_everywhere_is_recommended(tmp_path):
-    of = made(tmp_path, SMALL + "context: {seed: 1}\naxes: {session.deterministic: [1, 0]}")
+def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path):
+    of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_fprop_algo: gemm}}}")
+
+    def best(*rows: list[Any]) -> list[str]:
+        return result_of(of, [row(n, cells) for n, cells in zip(("first", "<b>second</b>"), rows, strict=True)], {}).best.points
+
+    assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a", 0.9), cell("b")]) == ["a", "a"]
+    assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a"), cell("b", 0.9)]) == ["b", ""]
+    assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a", status="no_say"), cell("b", 0.9)]) == ["a", "a"]
+
+
+def test_a_model_gets_what_is_right_everywhere(tmp_path):
+    of = replace(made(tmp_path, SMALL + "context: {seed: 1}\naxes: {session.deterministic: [1, 0]}"), layers=None)
     on, off = (point.name for point in of.points)
 
     def taken(*cells: list[Any]) -> str:
@@ -132,6 +147,12 @@ def test_what_is_right_everywhere_is_recommended(tmp_path):
     assert taken([cell(on, 3.0), cell(off, 1.005)], [cell(on), cell(off, 1.0)]) == ""
     for other in (cell(off, 1.0), cell(off, status="no_say")):
         assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), other]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
+
+
+def test_csv_has_a_line_for_each_cell(found):
+    lines = [*csv.DictReader(io.StringIO(as_csv(found)))]
+    assert len(lines) == 6
+    assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
 
 
 def test_what_is_slower_than_it_may_be(found):

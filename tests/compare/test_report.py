@@ -1,6 +1,7 @@
-"""report.html: one page, which requests nothing from a network; texts of files stay texts."""
+"""report.html: one page with its picture, which requests nothing from a network; texts of files stay texts."""
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ def found(tmp_path):
     return result_of(replace(of, layers=None), rows, {"cpu": EVIL}, "interrupted")
 
 
-def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(found):
+def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(found, monkeypatch):
     text = report.page(found)
     outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?https?:""", outside) == []
@@ -30,4 +31,9 @@ def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(f
     assert "<link" not in outside
     assert EVIL not in text
     assert "Partial: interrupted." in outside
+    assert 'id="picture"' in outside
+    assert text.count("<tr class=") == 6
+    monkeypatch.setitem(sys.modules, "plotly.io", None)
+    text = report.page(found)
+    assert "pip install plotly" in text, "the tables are there all the same"
     assert text.count("<tr class=") == 6
