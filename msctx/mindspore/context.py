@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -104,9 +106,16 @@ def _problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]
     """What msctx's options say to values."""
     try:
         make_layer(options, where)
-    except OptionError as error:
-        return error.problems
+    except OptionError as error:  # MindSpore takes no other words for values
+        return [_in_its_words(problem) for problem in error.problems]
     return ()
+
+
+def _in_its_words(problem: Diagnostic) -> Diagnostic:
+    others = re.findall(r" \(also ([^)]*)\)", problem.allowed)
+    is_other = problem.suggestion.strip("'") in ", ".join(others).split(", ")
+    allowed = re.sub(r" \(also [^)]*\)", "", problem.allowed)
+    return replace(problem, allowed=allowed, suggestion="" if is_other else problem.suggestion)
 
 
 def _not_here(key: Key, target: str) -> str:
