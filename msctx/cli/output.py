@@ -43,8 +43,9 @@ class _Console(Console):
 def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
     stream = stream or sys.stdout or io.StringIO()  # a process may have no output at all
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdecimal() else 160
-    return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
+    environment = {name: value for name, value in os.environ.items() if (name, value) != ("COLUMNS", "0")}
+    width = None if stream.isatty() or environment.get("COLUMNS", "").isdecimal() else 160
+    return _Console(file=stream, width=width, soft_wrap=False, highlight=False, _environ=environment)
 
 
 def show(console: Console, shown: Any) -> None:
@@ -203,8 +204,7 @@ def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     failed, made = Text("not compiled", style="red"), Text("compiled", style="green")
     lines = [(r["module"], r["arch"], r["bytes"] or "", failed if r["error"] else made) for r in reports]
     good, by = sum(not r["error"] for r in reports), ", ".join(dict.fromkeys(r["compiler"] for r in reports))
-    told = Text(f"{good} of {len(reports)} modules compiled by {by}")
-    return Group(_table(("module", "arch", "bytes", "status"), lines), told)
+    return Group(_table(("module", "arch", "bytes", "status"), lines), Text(f"{good} of {len(reports)} modules compiled by {by}"))
 
 
 class Progress:

@@ -79,7 +79,7 @@ def _unnamed(settings: Collection[Setting], since: Moment) -> list[str]:
     """Warnings for names in files that no watched module has; none, if a watched model was left since then."""
     paths = {path for model in [*watched_models.OPEN] for path in model.paths}
     return [
-        f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
+        f"{setting.spelling}: no module is named {name}; msctx.current().watch(model) makes the names of a model's modules known"
         for setting in settings
         if setting.option.name in ("op_precision_mode", "customize_dtypes") and watched_models.last_end <= since["times"]
         for name in (setting.content or {}).get("ByNodeName", ())

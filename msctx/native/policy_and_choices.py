@@ -217,7 +217,7 @@ class Tally:
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
     is_of_modules = any(field == "module" for field, _ in rule.conditions) and not watched_models.OPEN
-    hint = "; ctx.watch(model) makes the paths of a model's modules known" if is_of_modules else ""
+    hint = "; msctx.current().watch(model) makes the paths of a model's modules known" if is_of_modules else ""
     return f"{option}: no {what} matched {str(rule).partition(': ')[0]}{hint}"
 
 

@@ -37,6 +37,8 @@ def sides(against: Sequence[str], words: Sequence[str]) -> list[Side]:
     if text == "compiled":
         return [Side("eager and compiled code", words)]
     if what == "threads" and (not colon or (value.isdecimal() and int(value) > 0)):
+        if any(word.startswith("runtime_num_threads=") for word in words):
+            raise OptionError([Diagnostic("runtime_num_threads", f"--against {text} sets it; remove it", "command line")])
         many = int(value or max(2, len(os.sched_getaffinity(0))))
         return [Side(f"threads: {count}", [*words, f"runtime_num_threads={count}"]) for count in (1, many)]
     problem = f"{text!r}: cannot be compared; several values are allowed only if all are KEY=VALUE"
