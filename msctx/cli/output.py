@@ -98,8 +98,7 @@ def catalogue_page(rows: Sequence[Mapping[str, Any]], device: str) -> tuple[Tabl
     for row in rows:
         value, origin = (row["value"], row["origin"]) if row["typical"] is None else (row["typical"], "typical")
         why = "; ".join([", ".join(row["switches"]) or row["reason"], *(f"{s} {how}" for s, how in row["otherwise"].items())])
-        shown = "" if value is None else value
-        lines.append((row["path"], shown, Text(origin, style="dim"), _status(row["status"]), why))
+        lines.append((row["path"], "" if value is None else value, Text(origin, style="dim"), _status(row["status"]), why))
     counts = Counter(row["status"] for row in rows)
     told = ", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status])
     return _table(("path", "value", "from", "status", "switches, or why"), lines), Text(
@@ -204,7 +203,8 @@ def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     failed, made = Text("not compiled", style="red"), Text("compiled", style="green")
     lines = [(r["module"], r["arch"], r["bytes"] or "", failed if r["error"] else made) for r in reports]
     good, by = sum(not r["error"] for r in reports), ", ".join(dict.fromkeys(r["compiler"] for r in reports))
-    return Group(_table(("module", "arch", "bytes", "status"), lines), Text(f"{good} of {len(reports)} modules compiled by {by}"))
+    told = Text(f"{good} of {len(reports)} modules compiled by {by}")
+    return Group(_table(("module", "arch", "bytes", "status"), lines), told)
 
 
 class Progress:

@@ -74,6 +74,9 @@ def parts(result: Result) -> Iterator[Table | Text]:
     if result.context:
         yield Text(f"all of it, torch's own path too, with {result.under}", style="dim")
     yield _rows(result)
+    mixed = [f"  {row.label}, {one.point}: {one.ran}" for row in result.rows for one in row.cells if "torch x" in one.ran]
+    if mixed:
+        yield Text("\n".join(["torch ran some of the layers:", *mixed[:MANY]]), style="dim")
     if reasons := _reasons(result):
         yield Text("\n".join(["no time, because:", *reasons]), style="dim")
     if result.totals:
