@@ -175,7 +175,7 @@ def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
 def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
     """Call the entry; return the result so far and what to raise once everything is restored.
 
-    From its end on Ctrl-C waits until *recording* is closed.
+    From its end on Ctrl-C and SIGTERM wait until *recording* is closed.
     """
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
@@ -186,6 +186,8 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
             try:
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
+                (unterminated := uninterrupted()).number = signal.SIGTERM
+                recording.enter_context(unterminated)
                 recording.enter_context(uninterrupted())
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}

@@ -15,7 +15,7 @@ from processes import until
 import msctx
 from msctx.errors import EntryFailed, RecordError
 from msctx.run.experiment_and_entry import prepare_environment, read
-from msctx.run.runner import run_experiment
+from msctx.run.runner import Terminated, run_experiment
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs" / "experiments" / "digits.yaml")
@@ -167,6 +167,15 @@ def test_a_signal_leaves_a_valid_record_and_ends_the_process(job, tmp_path, numb
         assert "interrupted; the record is in" in stderr
         assert json.loads(stdout) == result
     assert {p.name for p in out.iterdir()} == FILES | {"child"}
+
+
+def test_sigterm_waits_until_the_record_is_written(job, tmp_path, monkeypatch):
+    monkeypatch.setattr("msctx.run.runner.peaks", lambda: signal.raise_signal(signal.SIGTERM) or {})
+    with pytest.raises(Terminated):
+        run_experiment(read(job("def main(): pass\n"), ["deterministic=ON"]), str(tmp_path / "run"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["restored"]) == ("completed", True)
+    assert not msctx.current().plan.rows
 
 
 def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tmp_path):
