@@ -44,10 +44,11 @@ def rank() -> int | None:
 
 
 def known_rank() -> int | None:
-    """The rank of this process, also before there is a process group; ``None`` if torchrun has not given it one."""
+    """The rank of this process, also before there is a process group; ``None`` if no launcher has given it one."""
     if (found := rank()) is not None:
         return found
-    return int(text) if (text := os.environ.get("RANK", "")).isdecimal() else None
+    launchers = "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"
+    return next((int(text) for name in launchers if (text := os.environ.get(name, "")).isdecimal()), None)
 
 
 def rank_or_0() -> int:

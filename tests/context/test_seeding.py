@@ -90,6 +90,11 @@ def test_each_rank_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("RANK")
     with msctx.context(seed=1, seed_by_rank=True):
         assert draw() + draw() == found[0]
+    for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "1")
+        with msctx.context(seed=1, seed_by_rank=True):
+            assert draw() + draw() == found[1]
+        monkeypatch.delenv(name)
 
 
 def test_a_rank_that_becomes_known_later_does_not_seed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
