@@ -289,11 +289,18 @@ def _enter(context: Context, entered: list[Scope]) -> None:
 @outside_dynamo
 def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
-    mine = next((s for s in reversed(scopes) if s.context is context), None)
+    mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
     if mine is None:
         what = f"the {context.origin} is not open in this thread: leave it once, in the thread that entered it"
-        raise ScopeError(f"{what}; msctx.current().bind(fn) carries it into others")
+        if error is None:
+            raise ScopeError(f"{what}; msctx.current().bind(fn) carries it into others")
+        notices.warn_or_print(what)  # the block's own exception goes on
+        return
     inner = scopes[-1]
+    if inner is not mine and isinstance(error, GeneratorExit):  # it has passed by none of those inside
+        mine.leaving = True
+        warn(f"the {context.origin} of a generator that was closed stays in force until the {inner.context.origin} is left")
+        return
     why = None
     if error is not None:
         why = report.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
@@ -308,7 +315,7 @@ def _exit(context: Context, error: Any) -> None:
             wrong = wrong.__context__
     if inner is not mine:
         what = f"the {context.origin} was left before the {inner.context.origin} inside it; both are closed"
-        if error is None or isinstance(error, GeneratorExit):
+        if error is None:
             raise ScopeError(f"{what}. Leave the inner one first, as `with` does")
         warn(what)  # an exception has passed by whoever was to leave it
     if why is not None:

@@ -27,6 +27,7 @@ class Scope:
         self.outer = stack.scopes[-1] if stack.scopes else None
         self.since = now()
         self.open = True
+        self.leaving = False  # it closes with the one inside it
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
         counter_lifetimes.begin(context)
 
@@ -64,12 +65,12 @@ class Scope:
 
 
 def close(scope: Scope, error: BaseException | None = None) -> None:
-    """What is open inside it, and it, because of *error*; one that raises does not keep the others from being closed."""
+    """What is open inside it, it, and what waits for it, because of *error*. Where one raises, the others are closed."""
     top = stack.scopes.pop()
     try:
         top.close(error)
     finally:
-        if top is not scope:
+        if scope in stack.scopes or (stack.scopes and stack.scopes[-1].leaving):
             close(scope, error)
 
 
