@@ -129,6 +129,15 @@ def test_a_model_that_is_gone_or_changed_counts_by_its_kind(kind: type[nn.Linear
     assert [str(w.message).partition(" ")[0] for w in recwarn] == ["hcom_parallel=False"] * 2 * (kind is nn.Linear)
 
 
+def test_without_blocks_to_recompute_strict_raises() -> None:
+    with (
+        pytest.warns(MsctxWarning, match="Sequential has no blocks"),
+        pytest.raises(msctx.StrictError, match="memory_optimize_level=O1 did nothing: no watched model has blocks"),
+        msctx.context(strict=True, memory_optimize_level="O1") as ctx,
+    ):
+        ctx.watch(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
 @pytest.mark.parametrize("options", [{"jit_syntax_level": "STRICT"}, {"compile_dynamic_mode": True}])
 def test_options_of_graph_mode_that_meet_no_call_are_told(options: dict[str, Any]) -> None:
     (name,) = options

@@ -35,11 +35,11 @@ ON_SOMETHING = (
 def unmet(plan: Plan, settings: Collection[Setting], since: Moment) -> list[str]:
     """Warnings for *settings* that have found nothing *since* then: no watched model or module, no code, and no run of a session."""
     own = {setting.spelling for setting in settings}
-    found = (text for row in plan.rows if row.spelling in own for text in _idle(row, since))
+    found = (text for row in plan.rows if row.spelling in own for text in _idle(row, since, plan.strict))
     return [*dict.fromkeys((*_unnamed(settings, since), *found))]
 
 
-def _idle(row: Row, since: Moment) -> Iterator[str]:
+def _idle(row: Row, since: Moment, strict: bool) -> Iterator[str]:
     name, switches = f"{row.spelling}={row.value} did nothing", row.assignments
     is_requested = row.value != option_of(row.option).default
     in_run = any(switch.startswith("session.") for switch in switches) and is_requested
@@ -56,6 +56,11 @@ def _idle(row: Row, since: Moment) -> Iterator[str]:
         from msctx.observers.dump import reader_of
 
         yield from reader_of(dump).unmet()
+    if strict and is_watched and switches.get("models.recompute") and MET["block"] == since["block"]:  # else watch() warns
+        from msctx.memory.recompute import blocks
+
+        if not any(map(blocks, watched_models.models())):
+            yield f"{name}: no watched model has blocks to recompute"
 
 
 def _places(row: Row, since: Moment) -> list[str]:

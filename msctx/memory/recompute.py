@@ -25,6 +25,7 @@ from msctx.memory import offload
 from msctx.memory.changes import Changes
 from msctx.native import memory as pool
 from msctx.native import watched_models
+from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.kinds import Size
 
@@ -297,6 +298,7 @@ class _Recompute(Changes):
 
     def change(self, model: nn.Module) -> Iterator[tuple[nn.Module, _Block]]:
         found = {} if isinstance(model, nn.DataParallel) else blocks(model)  # whose copies would call the original
+        MET["block"] += len(found)
         if not found:
             warn(NO_BLOCKS.format(type(model).__name__))
         for path, module in found.items():
