@@ -262,3 +262,13 @@ def draw(graph: fx.GraphModule) -> None:
     """Draw a graph that graph mode is about to compile."""
     if GRAPHS_SLOT.on is not None and GRAPHS_SLOT.on.settings.level >= 3:
         GRAPHS_SLOT.on.draw(graph)
+
+
+def obstacle(settings: GraphFiles | None) -> str:
+    """Why the folder cannot be made, or ``""``."""
+    try:
+        if settings is not None:
+            (folder := Writer(settings).folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{GRAPHS}: cannot write to {folder} ({error.strerror or error}): no graph is saved"
+    return ""

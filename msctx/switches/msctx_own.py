@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from msctx.graph import report
@@ -103,7 +104,11 @@ SWITCHES = (
     slot("observers.replicas", "msctx.observers.bprop_and_replica_checks:SLOT"),
     slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
     slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
-    slot("observers.graph_files", "msctx.observers.compile_trace:GRAPHS_SLOT"),
+    slot(
+        "observers.graph_files",
+        "msctx.observers.compile_trace:GRAPHS_SLOT",
+        blocked=lambda wanted: str(import_module("msctx.observers.compile_trace").obstacle(wanted)),
+    ),
     _turned("observers.class_names", "msctx.observers.module_paths:CLASSES.", unwritten=True),
     _turned("observers.check_bprop", "msctx.observers.bprop_and_replica_checks:NODES."),
     _turned("observers.check_bprop_values", "msctx.observers.bprop_and_replica_checks:VALUES."),

@@ -106,7 +106,7 @@ def test_nested_contexts_restore_the_handlers_of_the_trace(tmp_path: Path) -> No
             train("aot_eager")
         assert {*handlers} == {*outer}
     assert handlers == before
-    assert not (tmp_path / "outer").exists()
+    assert stems(tmp_path / "outer") == []
     assert stems(tmp_path / "inner") == AOT
 
 
@@ -148,7 +148,9 @@ def test_ranks_have_equal_plans_and_separate_folders_for_traces(tmp_path: Path, 
 def test_a_folder_that_cannot_be_made_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     options: dict[str, Any] = {"save_graphs": 1, "save_graphs_path": str(tmp_path / "file" / "graphs")}
-    told = pytest.warns(MsctxWarning, match=r"save_graphs: cannot write to .*file.* \(.*\); those files are missing")
+    told = pytest.warns(MsctxWarning, match=r"save_graphs: cannot write to .*file.* \(.*\): no graph is saved")
     with told as found, msctx.context(**options):
         train("eager")
     assert len(found) == 1
+    with pytest.raises(msctx.StrictError, match="cannot write to"), msctx.context(**options, strict=True):
+        pass
