@@ -62,7 +62,7 @@ def run(
             emit(grid, json_, lambda: output.sweep_table(grid, []))
             return
         words += ["--nproc", str(nproc)] if nproc else []
-        runs_in = sweeping.jobs(engine, job or [], f"{experiment.record_dir}/jobs") if engine else sweeping.in_turn
+        runs_in = sweeping.jobs(engine, job or [], out or f"{experiment.record_dir}/jobs") if engine else sweeping.in_turn
         run_grid = partial(sweeping.run, file, experiment, words, values, out, engine=runs_in, resume=resume)
         _sweep(grid, run_grid, json_)
         return

@@ -177,3 +177,4 @@ def test_points_as_jobs_and_of_several_ranks(experiment, tmp_path, command):
     assert "three is too many" in found["points"][1]["result"]["error"]
     assert "2 of 2: args.scale=3: failed" in err
     assert json.loads((out / "1" / "rank_1" / "result.json").read_text())["status"] == "completed"
+    assert len([*out.glob("*_submitted.pkl")]) == 2
