@@ -164,12 +164,12 @@ def test_on_a_terminal(tmp_path):
     names = [f"c{number}" for number in range(9)]
     sets = "".join(f"    {name}: {{deterministic: ON}}\n" for name in names)
     of = made(tmp_path, f"{SMALL}context: {{seed: 1}}\naxes:\n  way:\n{sets}")
-    cells = [cell(name, 1.0 + number, spread=0.1, workspace=5 << 10) for number, name in enumerate(names)]
+    cells = [cell(name, 1.0 + number, spread=0.1, workspace=5 << 10, ran="torch x1") for number, name in enumerate(names)]
     rows = [row("[b]first[/b]", [*cells[:-1], cell(names[-1])], 3, 12.0, noisy=True), row("none", [], reason="no memory")]
     found = result_of(replace(of, layers=None), rows, {}, "interrupted")
     shown = "\n".join(str(part) if isinstance(part, Text) else plain(part) for part in report.parts(found))
     for part in (
-        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5 KiB", "no memory"),
+        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5 KiB", "no memory", "fprop, c0: torch x1"),
         *("partial: interrupted", "all of it, torch's own path too, with seed=1", "c8, 1 row: it cannot"),
         "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise",
     ):
