@@ -62,7 +62,7 @@ def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh, tmp_pa
         "op_compiler_cache_dir.op_cache_ini": str(machine.ROOT / "configs/files/op_cache.ini"),
     }
     file.write_text(
-        f"context: {json.dumps(context)}\nexperiment: {{entry: job.py:look, seed: 0}}\nrecord: {{dir: {tmp_path / 'runs'}}}\n",
+        f"context: {json.dumps(context)}\nexperiment: {{entry: job.py:look}}\nrecord: {{dir: {tmp_path / 'runs'}}}\n",
         encoding="utf-8",
     )
     paths = os.pathsep.join((str(tmp_path), machine.variables()["PYTHONPATH"]))
