@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,8 +24,7 @@ def of(each: Sequence[float], median: float | None = None) -> Figure:
 
 
 def geomean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.exp(sum(map(math.log, found)) / len(found))
+    return statistics.geometric_mean(values)
 
 
 def ratios(found: summary.Rows, ours: str = "ours", theirs: str = "torch") -> list[float]:
