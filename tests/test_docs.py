@@ -240,7 +240,7 @@ def test_the_error_shown_is_what_is_printed(
 
 
 def is_partial(option: Option, device: str) -> bool:
-    """Whether a device carries some values of an option out, but not a typical one."""
+    """Whether some values of an option take effect on a device, but not a typical one."""
     outcome = _outcome(option, typical(option), device)
     return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
 
@@ -264,16 +264,13 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
         cells = " | ".join(cell(option, device) for device in DEVICES)
         own, first = " (msctx)" * (option.source == "msctx"), re.split(r"(?<=[\w)])\. ", option.help)[0]
         table.append(f"| `{option.name}`{own} | {first.rstrip('.')} | {cells} |")
-    found = [[on_device(option, device).status for option in shown] for device in DEVICES]
-    told = [
-        "{} options take effect ({} honoured, {} approximated)".format(sum(n), *n)
-        for n in ([*map(f.count, DONE)] for f in found)
-    ]
+    counts = [[*map([on_device(option, device).status for option in shown].count, DONE)] for device in DEVICES]
+    told = ["{} options take effect ({} honoured, {} approximated)".format(sum(n), *n) for n in counts]
     ours, readme = sum(option.source == "msctx" for option in known), README.read_text(encoding="utf-8")
     for row, text in zip(("CPU", "NVIDIA", "Ascend"), told, strict=True):
         assert re.search(rf"^\| {row}.*\| {re.escape(text)}", readme, re.MULTILINE), text
     assert (whole := f", of {len(known)}: {len(known) - ours} of MindSpore and CANN, {ours} of msctx.") in readme, whole
-    table += ["", "On a CPU {}, on NVIDIA {}, on Ascend {}.".format(*told)]
+    table += ["", "On a CPU {}. On NVIDIA {}. On Ascend {}.".format(*told)]
     assert holds(DOCS / "reference/options.md", "options", "\n".join(table) + "\n", update)
 
 
@@ -282,8 +279,8 @@ def test_the_settings_that_stay_are_those_of_the_switches(update: bool) -> None:
     for option, device in product(OPTIONS.values(), DEVICES):
         for switch in on_device(option, device).assignments:
             by.setdefault(switch, {})[f"`{option.name}`"] = None
-    table = ["| setting | of | why it stays |", "|---|---|---|"]
-    table += [f"| `{s.name}` | {', '.join(by[s.name])} | {s.lasts} |" for s in SWITCHES.values() if s.lasts]
+    rows = (f"| `{s.name}` | {', '.join(by[s.name])} | {s.lasts} |" for s in SWITCHES.values() if s.lasts)
+    table = ["| setting | of | why it stays |", "|---|---|---|", *rows]
     assert holds(DOCS / "explanation/concepts.md", "lasting", "\n".join(table) + "\n", update)
 
 
@@ -488,12 +485,8 @@ def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path, passes:
 
 
 def test_the_paths_named_exist() -> None:
-    folders = "msctx|kernels|configs|bench|tests|docs"
-    named = {
-        (page.name, path)
-        for page in PAGES
-        for path in re.findall(rf"`((?:{folders})/[\w/.*-]+)`", page.read_text(encoding="utf-8"))
-    }
+    pattern = r"`((?:msctx|kernels|configs|bench|tests|docs)/[\w/.*-]+)`"
+    named = {(page.name, path) for page in PAGES for path in re.findall(pattern, page.read_text(encoding="utf-8"))}
     assert len(named) > 20
     assert {(page, path) for page, path in named if not list(ROOT.glob(path))} == set()
     linked = re.findall(r"\]\((docs[^)#]*)", README.read_text(encoding="utf-8"))  # Sphinx checks the links of other pages

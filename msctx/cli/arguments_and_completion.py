@@ -68,5 +68,5 @@ class ForScript(TyperCommand):
             return super().parse_args(ctx, own)
         except Exception as error:
             if hasattr(error, "possibilities"):  # an option that does not exist; typer has classes of click's in private
-                error.message += "; a script's own arguments follow --"  # type: ignore[attr-defined]
+                vars(error)["message"] += "; a script's own arguments follow --"
             raise

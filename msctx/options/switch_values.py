@@ -12,9 +12,7 @@ from msctx.options.algorithm_policy import ConvPolicy
 class Shapes:
     """The shapes that inputs of compiled code may have."""
 
-    gears: tuple[
-        tuple[tuple[str, tuple[int, ...]], ...], ...
-    ] = ()  # of input_shape and dynamic_dims: shapes of inputs, by name
+    gears: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...] = ()  # of input_shape and dynamic_dims, by name
     named: bool = True  # whether these are names of arguments; else inputs are taken in their order
     ranges: tuple[tuple[tuple[int, int], ...], ...] = ()  # of each input the least and greatest sizes; (-1, -1): any
     dynamic: bool | None = None  # code for any size (True), for each size alone (False), or as torch decides

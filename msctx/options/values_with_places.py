@@ -121,10 +121,7 @@ _BROKEN = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?
 
 
 def scalar(text: str) -> Any:
-    """The value of a plain (unquoted) scalar of YAML 1.2; also how ``key=value`` on a command line is read.
-
-    :class:`BadValue`: a number that YAML 1.1 and 1.2 read differently.
-    """
+    """The value of a plain (unquoted) scalar of YAML 1.2, as on a command line; BadValue: a number that YAML 1.1 reads otherwise."""
     if text in _WORDS:
         return _WORDS[text]
     if text.lower() in YamlWord.TRUTH:
@@ -135,5 +132,7 @@ def scalar(text: str) -> Any:
         advice = "write the number without the leading zero, or quote it"
         raise BadValue(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
     if _WHOLE.fullmatch(text):
+        if len(text) > 4000:  # Python reads no more digits
+            raise BadValue(f"{text[:20]}… is too long for a number")
         return int(text.replace("_", ""), 0)
     return float(text) if _BROKEN.fullmatch(text) else text

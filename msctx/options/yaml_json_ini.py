@@ -60,9 +60,10 @@ def _data(document: Document, node: Any, path: Keys, read: Callable[[Any], Any],
 
 def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """The items of a dictionary; those of its merge keys (``<<``) that it does not give itself come first."""
-    own = [pair for pair in node.value if not pair[0].tag.endswith(":merge")]
-    if len(own) < len(node.value):
-        node.value = [pair for pair in node.value if pair not in own]
+    pairs: list[tuple[yaml.Node, yaml.Node]] = node.value
+    own = [pair for pair in pairs if not pair[0].tag.endswith(":merge")]
+    if len(own) < len(pairs):
+        node.value = [pair for pair in pairs if pair not in own]
         _RESOLVER.flatten_mapping(node)
         given = {str(key.value) for key, _ in own}
         node.value = [

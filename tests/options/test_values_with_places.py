@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import msctx
 from msctx.options import OPTIONS, files_named_by_options
 from msctx.options.files_named_by_options import Format
-from msctx.options.values_with_places import Document
+from msctx.options.kinds import BadValue
+from msctx.options.values_with_places import Document, scalar
 from msctx.options.yaml_json_ini import parse_ini, parse_json
 
 FORMATS: dict[str, Format] = {o.content: getattr(files_named_by_options, o.content) for o in OPTIONS.values() if o.content}
@@ -99,3 +100,8 @@ def test_a_file_without_entries_is_inert(option: str, text: str, tmp_path: Path)
     options = {"precision_mode": "allow_mix_precision_fp16", option: str(tmp_path / "file")}
     (row,) = [row for row in msctx.explain(device="cpu", **options).rows if row.option == option]
     assert (row.status, row.reason) == ("inert", "the file has no entries")
+
+
+def test_thousands_of_digits_are_no_number() -> None:
+    with pytest.raises(BadValue, match="9… is too long for a number"):
+        scalar("9" * 5000)
