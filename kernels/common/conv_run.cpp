@@ -121,15 +121,17 @@ struct Plain {
   std::optional<Scratch> x_, y_;
 };
 
-// Of each channel, in all images: the bits of its largest |value|, those of Inf where one is not finite.
-using Peaks = std::vector<int32_t>;
+// Of each channel, in all images: its largest |value| (see peak_of in conv.h).
+using Peaks = std::vector<int64_t>;
+constexpr int64_t no_peak = peak_of(0, 0);
 Peaks peaks_of(
     const ConvTable& table, const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel& parallel) {
-  Peaks found(size_t(channels), 0);
+  Peaks found(size_t(channels), no_peak);
   table.passes->peaks(values, n, channels, positions, channels_last, found.data(), parallel);
   return found;
 }
-int32_t largest_of(const Peaks& peaks) { return peaks.empty() ? 0 : *std::max_element(peaks.begin(), peaks.end()); }
+int32_t largest_of(const Peaks& peaks) { return peaks.empty() ? 0 : bits_of(*std::max_element(peaks.begin(), peaks.end())); }
+double magnitude_of(int64_t peak) { return std::bit_cast<float>(bits_of(peak)); }
 
 // Of each channel, in all images: sums of |value| and of its square.
 struct Sums {
@@ -152,7 +154,6 @@ std::vector<Sums> sums_of(
   found.resize(size_t(channels));
   return found;
 }
-constexpr int32_t infinity_bits = 0x7f800000;
 
 // What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if signs were random within a
 // window, but the same in all channels, since images and windows that are alike round alike (NaN: a value is not finite, or images or
@@ -182,7 +183,7 @@ Rounding rounding_of_weights(const ConvTable& table, const ConvProblem& p, const
   const int64_t gc = group_c(p), gk = group_k(p);
   for (int64_t k = 0; k < p.k; k++)
     for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
-      const double a = std::bit_cast<float>(peaks_of_x[size_t(c)]), b = std::bit_cast<float>(peaks_of_y[size_t(k)]);
+      const double a = magnitude_of(peaks_of_x[size_t(c)]), b = magnitude_of(peaks_of_y[size_t(k)]);
       // A third: that all of a factor meets the largest of the other is far more than any tile has.
       largest = std::max(largest, std::min(a * of_y[size_t(k)].sum, b * of_x[size_t(c)].sum) / 3);
     }
@@ -205,7 +206,7 @@ Rounding rounding_of(
   for (int64_t r = 0; r < results; r++) {
     double norm = 0.0, weights = 0.0, values = 0.0;
     for (int64_t i = 0; i < terms; i++, norms++) {
-      const double peak = std::bit_cast<float>(peaks[size_t(r / each * terms + i)]);
+      const double peak = magnitude_of(peaks[size_t(r / each * terms + i)]);
       norm += double(*norms) * peak;
       weights += double(*norms) * double(*norms);
       values += double(volume(p.window)) * peak * peak;
@@ -255,25 +256,9 @@ void finish(const ConvTable& table, const ConvProblem& p, Op op, const ConvTenso
   table.passes->finish(*t.epilogue, result, p.n, forward ? p.k : p.c, volume(forward ? p.out : p.in), t.channels_last, parallel);
 }
 
-// Where the largest of a channel of the result is: its image, and its place among the positions (of weights: the taps of all channels).
-struct At {
-  int64_t image, place;
-};
-At find(int32_t bits, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last) {
-  const int64_t step = channels_last ? channels : 1;
-  for (int64_t i = 0; i < n; i++) {
-    const float* const from = values + (channels_last ? i * places * channels + channel : (i * channels + channel) * places);
-    for (int64_t j = 0; j < places; j++)
-      if (std::bit_cast<int32_t>(std::fabs(from[j * step])) == bits) return {i, j};
-  }
-  return {0, 0};
-}
-
-enum class Verdict { holds, fails, unsure };
-
-// Whether the result is finite, and the largest value of it large enough for what may have been lost. `noted`: the peaks of its channels
-// before an epilogue was applied, if any was; it is `unsure` where the result itself would have to be looked at.
-Verdict verdict_of(
+// Whether the result is finite, and the largest value of it large enough for what may have been lost. `noted`: the peaks of its channels, if
+// the algorithm has raised them: it may have applied an epilogue since.
+bool holds(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Peaks& noted,
     const Lost& lost, const Rounding& rounding, const Prepared& weight, const Parallel& parallel) {
   const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
@@ -283,24 +268,21 @@ Verdict verdict_of(
   const bool last = t.channels_last && !of_weights;
   const Peaks peaks = noted.empty() ? peaks_of(table, result, n, channels, places, last, parallel) : noted;
   const int32_t bits = largest_of(peaks);
-  if (bits >= infinity_bits) return Verdict::fails;  // of the finite ones beside it, nothing is known
+  if (bits >= infinity_bits) return false;  // of the finite ones beside it, nothing is known
   const double largest = std::bit_cast<float>(bits), norm = rounding.norm, error = algorithm.error(p, op);
-  if (rounding.denormal > error * largest) return Verdict::fails;
+  if (rounding.denormal > error * largest) return false;
   const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };
   if (!is_enough(largest)) {
-    if (t.epilogue && !noted.empty()) return Verdict::unsure;
     // Results that cancel are small, but not what they are sums of: it is enough to look at one.
-    int64_t channel = 0;
-    while (peaks[size_t(channel)] != bits) channel++;
-    const At at = find(bits, result, n, channels, channel, places, last);
+    const auto peak = std::max_element(peaks.begin(), peaks.end());
+    const int64_t place = place_of(*peak);
     ConvTensors plain = t;
     if (plain.w == nullptr) plain.w = const_cast<void*>(weight(kept_plain_weight));
-    const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
-    if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return Verdict::fails;
+    const double unit = magnitude_at(p, op, plain, place / places, peak - peaks.begin(), place % places);
+    if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return false;
   }
   const double terms = double(of_weights ? p.n * volume(p.out) : (forward ? group_c(p) : group_k(p)) * volume(p.window));
-  const bool can_be = algorithm.most_spread == 0.0 || largest <= 4 * std::sqrt(terms) * norm;  // no sum is larger than that
-  return can_be ? Verdict::holds : Verdict::fails;
+  return algorithm.most_spread == 0.0 || largest <= 4 * std::sqrt(terms) * norm;  // no sum is larger than that
 }
 
 void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, const void* w, float* norms, const Parallel& parallel) {
@@ -353,20 +335,15 @@ static bool run_together(
     ConvTensors now = t;
     const bool finishes = algorithm.finishes && op != Op::backward_weight;
     if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) now.epilogue = nullptr;
-    for (Verdict verdict = Verdict::unsure; verdict == Verdict::unsure; now.epilogue = nullptr) {
-      Lost lost;
-      Peaks peaks;
-      if (finishes) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
-      now.lost = &lost;
-      now.peaks = peaks.empty() ? nullptr : peaks.data();
-      if (!algorithm.run(p, op, now, weight, scratch.data, parallel)) break;
-      verdict = Verdict::holds;
-      if (lost.most != 0.0 || transforms)
-        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounding, weight, parallel);
-      if (verdict == Verdict::holds) {
-        if (!now.epilogue) finish(table, p, op, t, parallel);
-        return false;
-      }
+    Lost lost;
+    Peaks peaks;
+    if (finishes) peaks.assign(size_t(op == Op::forward ? p.k : p.c), no_peak);
+    now.lost = &lost;
+    now.peaks = peaks.empty() ? nullptr : peaks.data();
+    const bool has_run = algorithm.run(p, op, now, weight, scratch.data, parallel);
+    if (has_run && ((lost.most == 0.0 && !transforms) || holds(table, algorithm, p, op, now, peaks, lost, rounding, weight, parallel))) {
+      if (!now.epilogue) finish(table, p, op, t, parallel);
+      return false;
     }
   }
   weights.drop();  // a limit on workspaces holds for each of the two

@@ -27,21 +27,20 @@ void for_blocks(int64_t pixels, int64_t channels, const Parallel& parallel, cons
 using namespace finish_only;
 
 void peaks(
-    const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel& parallel) {
-  const ConvTensors t{.peaks = bits};
+    const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int64_t* found, const Parallel& parallel) {
+  const ConvTensors t{.peaks = found};
   if (channels_last)
     return for_blocks(n * positions, channels, parallel, [&](int64_t c, int count, int64_t first, int64_t last) {
       Finish noted(t, c, count);
-      for (int64_t i = first; i < last; i++) noted.note(Vec::load(values + i * channels + c, count));
-      noted.tell_peaks();
+      for (int64_t i = first; i < last; i++) noted.note(Vec::load(values + i * channels + c, count), [&] { return i; });
     });
   parallel_for(parallel, n * channels, [&](int64_t task, int) {
-    int32_t each[width] = {};
+    int64_t each[width] = {};
     Finish noted({.peaks = each}, 0, width);
     for (int64_t i = 0; i < positions; i += width)
-      noted.note(Vec::load(values + task * positions + i, int(smaller(width, positions - i))));
-    noted.tell_peaks();
-    for (int i = 0; i < width; i++) raise(bits + task % channels, each[i]);
+      noted.note(Vec::load(values + task * positions + i, int(smaller(width, positions - i))), [&] { return task / channels * positions + i; });
+    for (int i = 0; i < width; i++)
+      if (each[i]) raise(found + task % channels, peak_of(bits_of(each[i]), place_of(each[i]) + i));
   });
 }
 

@@ -136,7 +136,6 @@ class Product {
         else
           store_first(row, finish, start, count, channels, to, to.base + channel * to.channel_step);
       }
-      finish.tell_peaks();
     }
   }
   template <class Row>
@@ -148,7 +147,7 @@ class Product {
         float* const at = base + row * to.row_step + column * to.column_step;
         const float* const other = finish.other() ? finish.other() + (at - result_) : nullptr;
         Vec value{values(int(i))};
-        finish.note(value);
+        finish.note(value, [&] { return (at - result_) / results(); });
         value = finish(value, other ? Vec{_mm512_maskz_loadu_ps(channels, other)} : Vec::zero());
         _mm512_mask_storeu_ps(at, channels, value.v);
       }
@@ -162,7 +161,10 @@ class Product {
     for (int64_t i = 0, column = start % l_.width; i < 16; i++, column = column + 1 == l_.width ? 0 : column + 1) {
       Vec value{values(int(i))};
       if (i < count && column < to.columns) {
-        finish.note(value);
+        finish.note(value, [&] {
+          const int64_t at = base - result_ + (start + i) / l_.width * to.row_step + column * to.column_step, positions = l_.y.result * l_.x.result;
+          return at / (results() * positions) * positions + at % positions;
+        });
         value = finish(value, Vec::zero());
       }
       v[i] = value.v;

@@ -210,11 +210,10 @@ class Results {
         Vec& value = out[4 * i + j];
         value.v = _mm512_scalef_ps(_mm512_mul_ps(value.v, mantissa), exponent);
         if (i >= rows || j >= width || !finish.is_needed()) continue;
-        finish.note(value);
+        finish.note(value, [&] { return (image * l_.height + row + i) * l_.width + left + j; });
         value = finish(value, other ? Vec::load(other + (i * l_.width + j) * channels, int(there)) : Vec::zero());
       }
     }
-    finish.tell_peaks();
     if (tensors_.channels_last) {
       float* const to = result_ + first_place;
       for (int64_t i = 0; i < rows; i++)

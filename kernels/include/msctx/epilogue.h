@@ -1,7 +1,7 @@
 // What follows a result, in vectors: Vec is the includer's. All instruction sets give the same bits.
 #pragma once
 
-#include <cstring>
+#include <cmath>
 #include <initializer_list>
 
 #include "msctx/conv.h"
@@ -62,12 +62,12 @@ static inline Vec activated(const Epilogue& e, Vec v) {
   return e.activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(e, v);
 }
 
-static inline void raise(int32_t* to, int32_t bits) {
-  for (int32_t before = __atomic_load_n(to, __ATOMIC_RELAXED); before < bits;)
-    if (__atomic_compare_exchange_n(to, &before, bits, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
+static inline void raise(int64_t* to, int64_t peak) {
+  for (int64_t before = __atomic_load_n(to, __ATOMIC_RELAXED); before < peak;)
+    if (__atomic_compare_exchange_n(to, &before, peak, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
 }
 
-// The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Notes their largest magnitudes before it.
+// The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Raises their peaks before it.
 class Finish {
  public:
   Finish() : Finish(ConvTensors{}, 0, Vec::width) {}  // changes nothing
@@ -75,14 +75,18 @@ class Finish {
   Finish(const ConvTensors& t, int64_t channel, int count)
       : Finish(t.epilogue, t.peaks ? t.peaks + channel : nullptr, [&](const float* values) { return Vec::load(values + channel, count); }) {
     count_ = count;
+    alignas(64) float known[Vec::width] = {};
+    for (int i = 0; peaks_ && i < count; i++) known[i] = __builtin_bit_cast(float, bits_of(__atomic_load_n(peaks_ + i, __ATOMIC_RELAXED)));
+    largest_ = Vec::load(known);
   }
   // Of one channel.
   Finish(const Epilogue& e, int64_t channel) : Finish(&e, nullptr, [&](const float* values) { return Vec::all(values[channel]); }) {}
 
-  // Ahead of the epilogue: that it was a result. Lanes beyond `count` are nobody's.
-  void note(Vec v) {
-    largest_ = maximum(largest_, maximum(v, Vec::zero() - v));
-    nonfinite_ = fma(v, Vec::zero(), nonfinite_);
+  // Ahead of the epilogue: that it was a result, at place(). Lanes beyond `count` are nobody's. That it is the largest so far is rare.
+  template <class Place>
+  void note(Vec v, const Place& place) {
+    const Vec magnitude = maximum(v, Vec::zero() - v);
+    if (peaks_ && any_above(magnitude, largest_)) largest_ = raised(magnitude, place());
   }
   // `other`: that of these lanes, if there is one.
   Vec operator()(Vec v, Vec other) const { return finished(e_, v, other); }
@@ -111,23 +115,21 @@ class Finish {
   const float* other() const { return e_.other; }
   bool is_needed() const { return is_given_ || peaks_; }
 
-  // Once they are all noted.
-  void tell_peaks() const {
-    if (!peaks_) return;
-    float largest[Vec::width], nonfinite[Vec::width];
-    largest_.store(largest);
-    nonfinite_.store(nonfinite);
-    for (int i = 0; i < count_; i++) {
-      int32_t bits;
-      std::memcpy(&bits, &largest[i], sizeof bits);
-      if (nonfinite[i] != 0.0f) bits = 0x7f800000;
-      raise(peaks_ + i, bits);
-    }
-  }
-
  private:
+  [[gnu::noinline, gnu::cold]] Vec raised(Vec magnitude, int64_t place) const {
+    alignas(64) float now[Vec::width], largest[Vec::width];
+    magnitude.store(now);
+    largest_.store(largest);
+    for (int i = 0; i < Vec::width; i++) {
+      if (now[i] <= largest[i]) continue;
+      const int32_t bits = now[i] < INFINITY ? __builtin_bit_cast(int32_t, now[i]) : infinity_bits;
+      largest[i] = __builtin_bit_cast(float, bits);
+      if (i < count_) raise(peaks_ + i, peak_of(bits, place));
+    }
+    return Vec::load(largest);
+  }
   template <class Lanes>
-  Finish(const Epilogue* e, int32_t* peaks, const Lanes& lanes)
+  Finish(const Epilogue* e, int64_t* peaks, const Lanes& lanes)
       : e_(e ? *e : Epilogue{}),
         is_given_(e),
         peaks_(peaks),
@@ -144,9 +146,9 @@ class Finish {
 
   Epilogue e_;  // a copy: no store of a result can change it
   bool is_given_;
-  int32_t* peaks_;
+  int64_t* peaks_;
   int count_ = Vec::width;
-  Vec scale_, shift_, largest_ = Vec::zero(), nonfinite_ = Vec::zero();
+  Vec scale_, shift_, largest_ = Vec::zero();
 };
 
 }  // namespace msctx::MSCTX_ISA

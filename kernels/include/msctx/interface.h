@@ -65,9 +65,9 @@ struct ConvTensors {
   void* y;
   bool channels_last MSCTX_ZERO;
   // Of forward and backward_data. For algorithms that finish their results only. Those that compute in transforms or write `lost` also
-  // raise `peaks`, one for each channel, to the largest magnitude that a result had before (see Finish in epilogue.h).
+  // raise `peaks`, one for each channel, to the largest magnitude that a result had before, and where (see peak_of in conv.h).
   const struct Epilogue* epilogue MSCTX_ZERO;
-  int32_t* peaks MSCTX_ZERO;
+  int64_t* peaks MSCTX_ZERO;
   // Where an algorithm whose parts are cut below the largest values writes what that may cost.
   struct Lost* lost MSCTX_ZERO;
 };

@@ -10,7 +10,7 @@ struct Passes {
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
   void (*statistics)(DType, const void* data, int64_t count, Statistics* pieces, const Parallel&);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
-  void (*peaks)(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
+  void (*peaks)(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int64_t* found, const Parallel&);
   void (*finish)(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
 };
 

@@ -150,14 +150,13 @@ static inline void store_tiles(
         const float* const other = finish.other() ? others(tile.image, pixel) : nullptr;
         for (int64_t j = 0; j < pixels; j++) {
           const Vec sum = Vec::load(row + j * lanes);
-          finish.note(sum);
+          finish.note(sum, [&] { return tile.image * extent.size() + pixel + j; });
           finish(sum, other ? Vec::load(other + j * to.step, to.count) : Vec::zero()).store(row + j * lanes);
         }
       }
       write_lanes(to, pixel, pixels, row);
     }
   });
-  finish.tell_peaks();
 }
 
 // result [images][groups * rows] = source [images][groups * depth] with the windows w. backward_data is the forward convolution

@@ -36,6 +36,8 @@ static inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
 static inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 static inline Vec maximum(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }   // b, where one is NaN
 static inline Vec minimum(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }  // likewise
+// Or where one is NaN.
+static inline bool any_above(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_NLE_UQ)) != 0; }
 // 2^n for whole numbers from -126 to 128: the last is Inf.
 static inline Vec power_of_two(Vec n) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};

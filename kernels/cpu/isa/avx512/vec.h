@@ -28,6 +28,8 @@ static inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 // The forms with a mask, of all lanes: gcc 12 warns of the others.
 static inline Vec maximum(Vec a, Vec b) { return {_mm512_maskz_max_ps(0xffff, a.v, b.v)}; }   // b, where one is NaN
 static inline Vec minimum(Vec a, Vec b) { return {_mm512_maskz_min_ps(0xffff, a.v, b.v)}; }  // likewise
+// Or where one is NaN.
+static inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ) != 0; }
 // 2^n for whole numbers from -126 to 128: the last is Inf.
 static inline Vec power_of_two(Vec n) {
   const __m512i biased = _mm512_add_epi32(_mm512_maskz_cvtps_epi32(0xffff, n.v), _mm512_set1_epi32(127));

@@ -68,6 +68,12 @@ MSCTX_INLINE Vec minimum(Vec a, Vec b) { MSCTX_LANES(a.v[i] < b.v[i] ? a.v[i] : 
 MSCTX_INLINE Vec fma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(a.v[i], b.v[i], c.v[i])); }    // a * b + c
 MSCTX_INLINE Vec fnma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(-a.v[i], b.v[i], c.v[i])); }  // c - a * b
 #undef MSCTX_LANES
+// Or where one is NaN.
+MSCTX_INLINE bool any_above(Vec a, Vec b) {
+  bool found = false;
+  for (int i = 0; i < Vec::width; i++) found |= !(a.v[i] <= b.v[i]);
+  return found;
+}
 // 2^n for whole numbers from -126 to 128: the last is Inf.
 MSCTX_INLINE Vec power_of_two(Vec n) {
   for (int i = 0; i < Vec::width; i++) {
