@@ -67,7 +67,8 @@ void run_map_piece(
     float* to = products + point * plan.product_apart + first * m.padded_rows();
     for (int64_t panel = 0; panel < m.row_panels(); panel++)
       multiply(
-          smaller(block_tiles, tiles - first), m.depth, left, right + panel * m.depth * tile_columns, to + panel * tile_columns,
+          smaller(block_tiles, tiles - first), m.depth, left, right + panel * m.depth * tile_columns,
+          right + (panel + 1) * m.depth * tile_columns, to + panel * tile_columns,
           m.padded_rows(), false);
   });
 
@@ -161,7 +162,7 @@ void add_tiles(
     const auto left = [&](int64_t k, int64_t term) {
       return Left<1>{y + point * plan.y_apart + k * plan.tiles + term * tile_rows, tile_rows, sum_block, 0};
     };
-    multiply(plan.gk, tiles, left, right, to, plan.padded_gc, first > 0);
+    multiply(plan.gk, tiles, left, right, right + tiles * tile_columns, to, plan.padded_gc, first > 0);
   });
 }
 

@@ -230,16 +230,19 @@ static inline auto product_of(int64_t rows) {
 }
 
 // c [rows][pitch] = or += left * right, sums of `depth` terms, for a panel of `right`; left(row, term) is where its panel of rows begins
-// from a term on. Whole thirds of panels of rows are written.
+// from a term on. Whole thirds of panels of rows are written. `next`: the panel of `right` that is read after this one.
 template <class LeftAt>
 static inline void multiply(
-    int64_t rows, int64_t depth, const LeftAt& left, const float* right, float* c, int64_t pitch, bool accumulate) {
+    int64_t rows, int64_t depth, const LeftAt& left, const float* right, const float* next, float* c, int64_t pitch, bool accumulate) {
   constexpr int64_t step = decltype(left(0, 0))::step;
-  for (int64_t first = 0; first < depth; first += sum_block, accumulate = true) {
+  const int64_t share = divide_up(sum_block * tile_columns, divide_up(rows, tile_rows) * 16) * 16;
+  for (int64_t first = 0; first < depth; first += sum_block, right += sum_block * tile_columns, accumulate = true) {
     const int64_t terms = smaller(sum_block, depth - first);
-    for (int64_t i = 0; i < rows; i += tile_rows)
-      (accumulate ? product_of<true, step> : product_of<false, step>)(rows - i)(
-          terms, left(i, first), right + first * tile_columns, c + i * pitch, pitch);
+    const float* ahead = first + terms < depth ? right + terms * tile_columns : next;
+    for (int64_t i = 0; i < rows; i += tile_rows, ahead += share) {
+      for (int64_t j = 0; j < share; j += 16) __builtin_prefetch(ahead + j);
+      (accumulate ? product_of<true, step> : product_of<false, step>)(rows - i)(terms, left(i, first), right, c + i * pitch, pitch);
+    }
   }
 }
 
