@@ -24,16 +24,21 @@ constexpr int64_t few = 1 << 18;
 void store_rows(
     const ConvTensors& t, int64_t rows, int64_t across, const float* sums, int64_t from, float* result, int64_t place, int64_t columns,
     int64_t column) {
-  for (int64_t j = 0; j < across; j += Vec::width) {
-    const int count = int(smaller(Vec::width, across - j));
-    const Finish finish(t, column + j, count);
-    finish.with_activation([&]<Activation how>() {
-      for (int64_t i = 0, at = place + j; i < rows; i++, at += columns) {
-        const Vec other = finish.other() ? Vec::load(finish.other() + at, count) : Vec::zero();
-        finish.by<how>(Vec::load(sums + i * from + j, count), other).store(result + at, count);
-      }
+  constexpr int width = Vec::width;
+  int64_t j = 0;
+  const auto stored = [&]<int vectors>(const Finish(&finish)[vectors], const auto& count) {
+    finish[0].with_activation([&]<Activation how>() {
+      for (int64_t i = 0, at = place + j; i < rows; i++, at += columns)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) {
+          const Vec other = finish[v].other() ? Vec::load(finish[v].other() + at + v * width, count) : Vec::zero();
+          finish[v].template by<how>(Vec::load(sums + i * from + j + v * width, count), other).store(result + at + v * width, count);
+        }
     });
-  }
+  };
+  constexpr std::integral_constant<int, width> whole;
+  for (; j + 2 * width <= across; j += 2 * width) stored({Finish(t, column + j, width), Finish(t, column + j + width, width)}, whole);
+  for (int count; j < across; j += width) stored({Finish(t, column + j, count = int(smaller(width, across - j)))}, count);
 }
 
 // Of a result in float32 whose rows are neighbours.
@@ -58,21 +63,22 @@ void run_few(
 
 // Of a result in float32, by the panels of the right operand.
 void run_packed(
-    const Strided<float, float>& left, int64_t rows, int64_t columns, int64_t depth, const float* panels, const ConvTensors& t, float* result,
+    const float* left, int64_t rows, int64_t columns, int64_t depth, const float* panels, const ConvTensors& t, float* result,
     const Parallel& parallel) {
   const int64_t down = divide_up(rows, packed_rows), across = down % parallel.threads == 0 || down >= 4 * parallel.threads ? 1 : parallel.threads;
-  const int64_t high = divide_up(divide_up(rows, down), tile_rows) * tile_rows, wide = divide_up(divide_up(columns, across), tile_columns) * tile_columns;
+  const int64_t high = divide_up(rows, down), wide = divide_up(divide_up(columns, across), tile_columns) * tile_columns;
   const auto compute = [&](int64_t task, int) {
     const int64_t i0 = task / across * high, first = task % across * wide, count = smaller(high, rows - i0);
     const auto load = [&](int64_t j, int64_t there, float* sums) {
-      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * tile_columns, result + (i0 + i) * columns + j, sizeof(float) * there);
+      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * tile_columns, result + (i0 + i) * columns + j, sizeof(float) * size_t(there));
     };
     ConvTensors part = t;
     const auto store = [&](int64_t j, int64_t there, const float* sums, bool is_last) {
       part.epilogue = is_last ? t.epilogue : nullptr;
       store_rows(part, count, there, sums, tile_columns, result, i0 * columns + j, columns, j);
     };
-    if (count > 0 && first < columns) packed_product(count, first, smaller(columns, first + wide), columns, depth, left.from(i0), panels, load, store);
+    if (count > 0 && first < columns)
+      packed_product(count, first, smaller(columns, first + wide), depth, left + i0 * depth, panels, load, store);
   };
   if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
   for (int64_t task = 0; task < down * across; task++) compute(task, 0);
@@ -90,7 +96,7 @@ bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared
   const int64_t rows = by_position ? positions : channels, columns = by_position ? channels : positions;
   if constexpr (std::is_same_v<T, float>)
     if (const void* const panels = by_position && rows * columns * depth > tiny ? weight() : nullptr) {
-      const Strided<float, float> left{static_cast<const T*>(forward ? t.x : t.y), depth, 1};
+      const auto* const left = static_cast<const T*>(forward ? t.x : t.y);
       run_packed(left, rows, columns, depth, static_cast<const float*>(panels), t, result, parallel);
       return true;
     }

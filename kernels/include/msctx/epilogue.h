@@ -75,8 +75,9 @@ class Finish {
   Finish(const ConvTensors& t, int64_t channel, int count)
       : Finish(t.epilogue, t.peaks ? t.peaks + channel : nullptr, [&](const float* values) { return Vec::load(values + channel, count); }) {
     count_ = count;
+    if (!peaks_) return;
     alignas(64) float known[Vec::width] = {};
-    for (int i = 0; peaks_ && i < count; i++) known[i] = __builtin_bit_cast(float, bits_of(__atomic_load_n(peaks_ + i, __ATOMIC_RELAXED)));
+    for (int i = 0; i < count; i++) known[i] = __builtin_bit_cast(float, bits_of(__atomic_load_n(peaks_ + i, __ATOMIC_RELAXED)));
     largest_ = Vec::load(known);
   }
   // Of one channel.
