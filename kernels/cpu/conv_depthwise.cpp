@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t most_parts = 8;     // of the images, whose weight gradients are summed side by side
 constexpr int64_t blocks_summed = 16; // of rows_at_once() rows, in one piece of the weight gradient
 constexpr int64_t piece_size = 512;  // results of a channel in one task, about
+constexpr int64_t most_together = 4;   // blocks of channels
 constexpr int64_t enough_pixels = 8;  // of an image for each tap, so that most of them are far from its borders: it is read where it lies
 
 static inline int64_t multiplier(const ConvProblem& p) { return group_k(p); }
@@ -150,18 +151,18 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
   const auto* weights = static_cast<const float*>(prepared());
   const Room needed = room(p, op);
   const ConvTensors finished{.epilogue = t.epilogue};  // no peaks
-  parallel_for(parallel, p.n * pieces * across, [&](int64_t task, int slot) {
-    const int64_t block = task % across, first = task / across % pieces * height, n = task / across / pieces;
+  const bool large = t.channels_last && m == 1 && volume(in) >= enough_pixels * taps;
+  const auto compute = [&](int64_t n, int64_t first, int64_t block, int64_t together, bool in_place, int slot) {
     const int64_t last = smaller(first + height, out[1]), channel = block * lanes;
     const int count = count_of(written, block);
     Window columns = columns_of(p, op);
     const Planes planes = planes_of(y + n * written * volume(out), volume(out), written, t.channels_last, channel, count);
     float *source_at = workspace + slot * needed.all(), *result_at = source_at + needed.source;
-    const Finish none, finish(finished, channel, count);
+    Finish none, finish[most_together];
+    for (int64_t b = 0; b < together; b++) finish[b] = Finish(finished, channel + b * lanes, count);
     for (int64_t i = 0; i < each; i++) {
       const float* kernel = weights + (block * each + i) * taps * lanes;
       const Zeros zeros = all_finite(kernel, taps) ? Zeros::skipped : data ? Zeros::excluded : Zeros::multiplied;
-      const bool in_place = t.channels_last && m == 1 && count == lanes && zeros == Zeros::skipped && volume(in) >= enough_pixels * taps;
       Window rows = rows_of(p, op, first, last);
       if (in_place) rows = columns = {0, 0};
       float* const image = x + n * read * volume(in);
@@ -172,13 +173,14 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
                               : planes_of(image, volume(in), read, t.channels_last, channel, count, 1, m),
                          in, rows, columns, source_at);
       Sums sums{
-          {}, {}, kernel, p.window[2] * lanes, source, result_at, out[2] * lanes, lanes, lanes, i > 0, i + 1 < each ? &none : &finish};
+          {}, {}, kernel, p.window[2] * lanes, source, result_at, out[2] * lanes, lanes, lanes, i > 0, i + 1 < each ? &none : finish};
+      sums.blocks = together, sums.kernel_apart = taps * lanes;
       if (t.channels_last) {
         sums.result = y + ((n * out[1] + first) * out[2]) * written + channel;
         sums.result_pitch = out[2] * written;
         sums.result_column = written;
         sums.count = count;
-        if (finish.other()) sums.other = finish.other() + (sums.result - y);
+        if (finish->other()) sums.other = finish->other() + (sums.result - y);
       }
       for (int64_t h = 0; h < (data ? p.stride[1] : 1); h++)
         for (int64_t v = 0; v < (data ? p.stride[2] : 1); v++) {
@@ -188,6 +190,13 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
         }
     }
     if (!t.channels_last) write_lanes(planes, first * out[2], (last - first) * out[2], result_at);
+  };
+  const int64_t groups = divide_up(across, most_together);
+  parallel_for(parallel, p.n * pieces * groups, [&](int64_t task, int slot) {
+    const int64_t begin = task % groups * most_together, end = smaller(begin + most_together, across);
+    const bool at_once = large && end * lanes <= written && all_finite(weights + begin * taps * lanes, (end - begin) * taps);
+    for (int64_t block = begin; block < end; block += at_once ? end - begin : 1)
+      compute(task / groups / pieces, task / groups % pieces * height, block, at_once ? end - begin : 1, at_once, slot);
   });
 }
 

@@ -30,6 +30,7 @@ struct Source {
   bool bare;
 };
 
+// Of one block of channels, or of `blocks` whole ones side by side in a bare source and in the result: then lines of the cache are read once.
 struct Sums {
   SumAxis rows, columns;
   const float* kernel;
@@ -39,8 +40,9 @@ struct Sums {
   int64_t result_pitch, result_column;
   int count;  // of the lanes are stored
   bool add;   // to what is there
-  const Finish* finish;
+  const Finish* finish;  // of each block
   const float* other = nullptr;  // for it: laid out as the result
+  int64_t blocks = 1, kernel_apart = 0;
 };
 
 // What becomes of products with the zeros around the source.
@@ -80,7 +82,7 @@ static inline Span terms_of(const SumAxis& axis, const SumRange& range, int64_t 
 
 // A block of results, the first of them and the terms of all; where it goes. By reference: a copy on the stack waits for stores.
 struct Block {
-  int64_t i, j;
+  int64_t block, i, j;
   Span rows, columns;
   float* to;
   int64_t pitch, column;
@@ -95,10 +97,9 @@ static void sum_block(const Sums& s, const Block& b) {
   const int64_t right = (step ? step : s.columns.source_step) * apart, down = s.rows.source_step * s.source.pitch;
   const int64_t source_step = s.columns.term_step * apart, kernel_step = s.columns.kernel_step * lanes;
   const int64_t once = rows_at_once(s.columns.terms);
-  const float* source = s.source.data + (s.rows.source + b.i * s.rows.source_step) * s.source.pitch +
+  const float* source = s.source.data + b.block * lanes + (s.rows.source + b.i * s.rows.source_step) * s.source.pitch +
                         (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * apart;
-  const float* kernel =
-      s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
+  const float* kernel = s.kernel + b.block * s.kernel_apart + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
   bool more = false;
   int64_t u = b.rows.begin;
   do {
@@ -170,7 +171,7 @@ static inline BlockSize block_size(int64_t rows, int64_t columns, int64_t step) 
 // as far as the compiler knows, a store might change everything else.
 template <Activation activation, bool whole>
 static void store_block(const Sums& s, const float* totals, int64_t width, int64_t rows, int64_t columns, const Block& b) {
-  const Finish finish = *s.finish;
+  const Finish finish = s.finish[b.block];
   const int64_t pitch = b.pitch, column = b.column;
   const int count = s.count;
   const bool add = s.add, others = s.other;
@@ -205,17 +206,19 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
       const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.source.columns, j, across);
       const SumBlock block = sums_of_step[step > 2 ? 0 : step][down - 1][across - 1];
       const int64_t pitch = s.rows.result_step * s.result_pitch, column = s.columns.result_step * s.result_column;
-      float* to = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
-                  (s.columns.result + j * s.columns.result_step) * s.result_column;
+      float* const first = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
+                           (s.columns.result + j * s.columns.result_step) * s.result_column;
       const int64_t r1 = smaller(down, s.rows.results - i), c1 = smaller(across, s.columns.results - j);
       if (r1 == down && c1 == across && s.count == lanes && !s.add && !s.finish->is_needed()) {
-        block(s, {i, j, rows, columns, to, pitch, column});
+        for (int64_t b = 0; b < s.blocks; b++) block(s, {b, i, j, rows, columns, first + b * lanes, pitch, column});
         continue;
       }
-      block(s, {i, j, rows, columns, part, across * lanes, lanes});
       s.finish->with_activation([&]<Activation activation>() {
         const auto store = s.count == lanes ? store_block<activation, true> : store_block<activation, false>;
-        store(s, part, across, r1, c1, {i, j, rows, columns, to, pitch, column});
+        for (int64_t b = 0; b < s.blocks; b++) {
+          block(s, {b, i, j, rows, columns, part, across * lanes, lanes});
+          store(s, part, across, r1, c1, {b, i, j, rows, columns, first + b * lanes, pitch, column});
+        }
       });
     }
   }
