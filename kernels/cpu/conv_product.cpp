@@ -26,19 +26,23 @@ void store_rows(
     int64_t column) {
   constexpr int width = Vec::width;
   int64_t j = 0;
-  const auto stored = [&]<int vectors>(const Finish(&finish)[vectors], const auto& count) {
-    finish[0].with_activation([&]<Activation how>() {
-      for (int64_t i = 0, at = place + j; i < rows; i++, at += columns)
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-          const Vec other = finish[v].other() ? Vec::load(finish[v].other() + at + v * width, count) : Vec::zero();
-          finish[v].template by<how>(Vec::load(sums + i * from + j + v * width, count), other).store(result + at + v * width, count);
-        }
+  const auto stored = [&]<int vectors>(std::integral_constant<int, vectors>, const auto count) {
+    const Finish left(t, column + j, count), right = vectors == 2 ? Finish(t, column + j + width, count) : left;
+    left.with_activation([&]<Activation how>() {
+      const Finish first = left, second = right;  // copies: as far as the compiler knows, a store might change what is captured
+      const auto* other = first.other() ? first.other() + place + j : sums;
+      const auto finished = [&](const Finish& finish, int64_t i, int v) {
+        const Vec added = finish.other() ? Vec::load(other + i * columns + v, count) : Vec::zero();
+        finish.by<how>(Vec::load(sums + i * from + j + v, count), added).store(result + place + j + i * columns + v, count);
+      };
+      for (int64_t i = 0; i < rows; i++) {
+        finished(first, i, 0);
+        if constexpr (vectors == 2) finished(second, i, width);
+      }
     });
   };
-  constexpr std::integral_constant<int, width> whole;
-  for (; j + 2 * width <= across; j += 2 * width) stored({Finish(t, column + j, width), Finish(t, column + j + width, width)}, whole);
-  for (int count; j < across; j += width) stored({Finish(t, column + j, count = int(smaller(width, across - j)))}, count);
+  for (; j + 2 * width <= across; j += 2 * width) stored(std::integral_constant<int, 2>(), std::integral_constant<int, width>());
+  for (; j < across; j += width) stored(std::integral_constant<int, 1>(), int(smaller(width, across - j)));
 }
 
 // Of a result in float32 whose rows are neighbours.

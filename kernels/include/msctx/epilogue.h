@@ -42,26 +42,19 @@ static inline Vec gelu_tanh(Vec x) {
   return x / (Vec::all(1.0f) + exponential(Vec::all(-1.59576912f) * cubic));
 }
 
-static inline Vec by_function(const Epilogue& e, Vec v) {
-  const auto clamped = [](Vec x, float low, float high) { return minimum(Vec::all(high), maximum(Vec::all(low), x)); };
-  const Vec one = Vec::all(1.0f), sixth = Vec::all(1.0f / 6);
-  switch (e.activation) {
-    case Activation::clamp: return clamped(v, e.low, e.high);
+static inline Vec clamped(Vec x, Vec low, Vec high) { return minimum(high, maximum(low, x)); }
+static inline Vec by_function(Activation activation, Vec v) {
+  const Vec one = Vec::all(1.0f), six = Vec::all(6.0f), sixth = Vec::all(1.0f / 6);
+  switch (activation) {
     case Activation::silu: return v / (one + exponential(Vec::zero() - v));
     case Activation::sigmoid: return one / (one + exponential(Vec::zero() - v));
-    case Activation::hardswish: return v * clamped(v + Vec::all(3.0f), 0.0f, 6.0f) * sixth;
-    case Activation::hardsigmoid: return clamped(v + Vec::all(3.0f), 0.0f, 6.0f) * sixth;
+    case Activation::hardswish: return v * clamped(v + Vec::all(3.0f), Vec::zero(), six) * sixth;
+    case Activation::hardsigmoid: return clamped(v + Vec::all(3.0f), Vec::zero(), six) * sixth;
     case Activation::gelu: return gelu(v);
     case Activation::gelu_tanh: return gelu_tanh(v);
     default: return v;
   }
 }
-// Where results are stored there are the usual ones, and a call of all others.
-static inline Vec activated(const Epilogue& e, Vec v) {
-  if (e.activation == Activation::none) return v;
-  return e.activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(e, v);
-}
-
 static inline void raise(int64_t* to, int64_t peak) {
   for (int64_t before = __atomic_load_n(to, __ATOMIC_RELAXED); before < peak;)
     if (__atomic_compare_exchange_n(to, &before, peak, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
@@ -90,18 +83,14 @@ class Finish {
     if (peaks_ && any_above(magnitude, largest_)) largest_ = raised(magnitude, place());
   }
   // `other`: that of these lanes, if there is one.
-  Vec operator()(Vec v, Vec other) const { return finished(e_, v, other); }
+  Vec operator()(Vec v, Vec other) const { return finished(activation_, v, other); }
   // The same, by an activation that the compiler knows.
   template <Activation activation>
-  Vec by(Vec v, Vec other) const {
-    Epilogue e = e_;
-    e.activation = activation;
-    return finished(e, v, other);
-  }
+  Vec by(Vec v, Vec other) const { return finished(activation, v, other); }
   // body.operator()<activation>(): what loops over by<activation> need not look at in each turn.
   template <class Body>
   void with_activation(const Body& body) const {
-    switch (e_.activation) {
+    switch (activation_) {
       case Activation::none: return body.template operator()<Activation::none>();
       case Activation::relu: return body.template operator()<Activation::relu>();
       case Activation::clamp: return body.template operator()<Activation::clamp>();
@@ -113,7 +102,7 @@ class Finish {
       case Activation::gelu_tanh: return body.template operator()<Activation::gelu_tanh>();
     }
   }
-  const float* other() const { return e_.other; }
+  const float* other() const { return other_; }
   bool is_needed() const { return is_given_ || peaks_; }
 
  private:
@@ -131,25 +120,33 @@ class Finish {
   }
   template <class Lanes>
   Finish(const Epilogue* e, int64_t* peaks, const Lanes& lanes)
-      : e_(e ? *e : Epilogue{}),
+      : activation_(e ? e->activation : Activation::none),
         is_given_(e),
+        adds_last_(e && e->adds_last),
+        other_(e ? e->other : nullptr),
         peaks_(peaks),
-        scale_(e && e->scale ? lanes(e->scale) : Vec::zero()),
-        shift_(e && e->shift ? lanes(e->shift) : Vec::zero()) {}
-  Vec finished(const Epilogue& e, Vec v, Vec other) const {
-    if (e.scale)
-      v = e.shift ? fma(v, scale_, shift_) : v * scale_;
-    else if (e.shift)
-      v = v + shift_;
-    if (!e.other) return activated(e, v);
-    return e.adds_last ? activated(e, v) + other : activated(e, v + other);
+        scale_(e && e->scale ? lanes(e->scale) : Vec::all(1.0f)),
+        shift_(e && e->shift ? lanes(e->shift) : Vec::all(-0.0f)),  // which changes no bit of a product
+        low_(Vec::all(e ? e->low : 0.0f)),
+        high_(Vec::all(e ? e->high : 0.0f)) {}
+  // Where results are stored there are the usual ones, and a call of all others.
+  Vec activated(Activation activation, Vec v) const {
+    if (activation == Activation::none) return v;
+    if (activation == Activation::clamp) return clamped(v, low_, high_);
+    return activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(activation, v);
+  }
+  Vec finished(Activation activation, Vec v, Vec other) const {
+    v = fma(v, scale_, shift_);
+    if (!other_) return activated(activation, v);
+    return adds_last_ ? activated(activation, v) + other : activated(activation, v + other);
   }
 
-  Epilogue e_;  // a copy: no store of a result can change it
-  bool is_given_;
+  Activation activation_;
+  bool is_given_, adds_last_;
+  const float* other_;
   int64_t* peaks_;
   int count_ = Vec::width;
-  Vec scale_, shift_, largest_ = Vec::zero();
+  Vec scale_, shift_, low_, high_, largest_ = Vec::zero();
 };
 
 }  // namespace msctx::MSCTX_ISA
