@@ -89,7 +89,7 @@ def test_values_and_bits(kernels: Kernels, row: Row) -> None:
                 np.testing.assert_allclose(
                     result, expected, rtol=1e-6, atol=terms * 2**-22, err_msg=str((each, e.activation, isa))
                 )
-                if is_bias(e):
+                if is_bias(e) and row.fixed_order:
                     np.testing.assert_array_equal(result, plain[last] + e.shift[:, None, None])
             if row.fixed_order and row.same_on_every_isa:
                 assert len({r.tobytes() for r in found.values()}) == 1, (each, e)
