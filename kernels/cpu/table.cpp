@@ -71,8 +71,8 @@ Merit depthwise(const ConvProblem& p, Op op) {
 
 // By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast.
 Merit by_panels(const ConvProblem& p, Op) {
-  const int64_t rows = p.n * volume(p.in);
-  const bool pays = Vec::width == 16 && p.dims == 2 && p.dtype == DType::f32 && rows >= 4 && rows <= 512 && smaller(p.c, p.k) >= 64;
+  const int64_t rows = p.n * volume(p.in), most = Vec::width == 16 ? 512 : Vec::width == 8 ? 64 : 0;
+  const bool pays = p.dims == 2 && p.dtype == DType::f32 && rows >= 4 && rows <= most && smaller(p.c, p.k) >= 64;
   return pays ? Merit::beats_torch : Merit::fair;
 }
 

@@ -269,8 +269,8 @@ def test_panels_are_kept_of_frozen_weights_in_inference_alone() -> None:
 
 @torch.no_grad()
 def test_normal_takes_panels_where_rows_are_few() -> None:
-    if core.load().c.msctx_isa_in_use() != "avx512":
-        pytest.skip("they are measured to pay on AVX-512 alone")
+    if core.load().c.msctx_isa_in_use() == "generic":
+        pytest.skip("they pay with AVX2 or AVX-512")
     w, bias = weight(70, 80).requires_grad_(), weight(70)
     ran = {}
     for frozen in (False, True):
