@@ -293,10 +293,12 @@ class Kernels:
         self._run(row, case, given, isa, threads, op, channels_last, epilogue, keeps)
         return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
-    def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
+    def run_in_place(
+        self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, epilogue: Epilogue = Epilogue()
+    ) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
-        return self._run(row, case, tensors, isa, threads, op, False, Epilogue(), False)
+        return self._run(row, case, tensors, isa, threads, None, False, epilogue, False)
 
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""

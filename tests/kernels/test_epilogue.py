@@ -121,6 +121,20 @@ def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
             np.testing.assert_array_equal(found, plain + e.shift[:, None, None])
 
 
+@ROW
+def test_the_largest_result_is_found_where_it_was_before(kernels: Kernels, row: Row) -> None:
+    """The sums of it cancel, and all others are zero: what lies behind another place would be too little, and the problem computed again."""
+    each = case(3, 256, 40, (9, 10), 3, padding=1)
+    if row.op == 2 or not takes(row, each):
+        return
+    x, w, y = stored(each)
+    factor, target = ((x, y), (y, x))[row.op]
+    factor[0], factor[2], factor[1, :, :5], factor[1, :, :, :6] = 0, 0, 0, 0
+    shift = np.full(target.shape[1], 1000, np.float32)
+    for e in (Epilogue(), Epilogue(shift=shift), Epilogue(shift=shift, activation="clamp", low=0, high=1)):
+        assert not kernels.run_in_place(row, each, (x, w, y), epilogue=e), e
+
+
 def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """By a product with 1, in each way that a row stores its results: x as the rows of one column."""
     row = kernels.running("product")
