@@ -123,7 +123,7 @@ def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
 
 @ROW
 def test_the_largest_result_is_found_where_it_was_before(kernels: Kernels, row: Row) -> None:
-    """The sums of it cancel, and all others are zero: what lies behind another place would be too little, and the problem computed again."""
+    """Its sum cancels, and all others are zero: behind another place there would be too little, and the problem be computed again."""
     each = case(3, 256, 40, (9, 10), 3, padding=1)
     if row.op == 2 or not takes(row, each):
         return
