@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t most_parts = 8;     // of the images, whose weight gradients are summed side by side
 constexpr int64_t blocks_summed = 16; // of rows_at_once() rows, in one piece of the weight gradient
 constexpr int64_t piece_size = 512;  // results of a channel in one task, about
-constexpr int64_t most_together = 4;   // blocks of channels
+constexpr int64_t most_together = 4;   // blocks of channels that are read in place
 constexpr int64_t enough_pixels = 8;  // of an image for each tap, so that most of them are far from its borders: it is read where it lies
 
 static inline int64_t multiplier(const ConvProblem& p) { return group_k(p); }
@@ -191,12 +191,16 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
     }
     if (!t.channels_last) write_lanes(planes, first * out[2], (last - first) * out[2], result_at);
   };
-  const int64_t groups = divide_up(across, most_together);
+  int64_t together = large ? most_together : 1;
+  while (parallel.threads > 1 && together > 1 && p.n * pieces * divide_up(across, together) < 2 * parallel.threads) together /= 2;
+  const int64_t groups = divide_up(across, together);
   parallel_for(parallel, p.n * pieces * groups, [&](int64_t task, int slot) {
-    const int64_t begin = task % groups * most_together, end = smaller(begin + most_together, across);
-    const bool at_once = large && end * lanes <= written && all_finite(weights + begin * taps * lanes, (end - begin) * taps);
-    for (int64_t block = begin; block < end; block += at_once ? end - begin : 1)
-      compute(task / groups / pieces, task / groups % pieces * height, block, at_once ? end - begin : 1, at_once, slot);
+    const int64_t begin = task % groups * together, end = smaller(begin + together, across), whole = smaller(end, written / lanes) - begin;
+    const bool in_place = large && whole > 0 && all_finite(weights + begin * taps * lanes, whole * taps);
+    for (int64_t block = begin, count; block < end; block += count) {
+      count = in_place && block == begin ? whole : 1;
+      compute(task / groups / pieces, task / groups % pieces * height, block, count, in_place && block < begin + whole, slot);
+    }
   });
 }
 

@@ -45,10 +45,12 @@ void run_block(const Plan& plan, int64_t group, int64_t block, int64_t panel, in
         [&](int64_t tile) { return Sources{source, m.depth_blocks()}.at(tile, b); }, plan.source_apart);
   for (; panel < last; panel++) {
     const float* right = filters + group * points * filters_apart(m) + panel * m.depth * tile_columns;
-    for (int64_t point = 0; point < points; point++)
+    for (int64_t point = 0; point < points; point++) {
+      const float* const next = point + 1 < points ? right + (point + 1) * filters_apart(m) : right + m.depth * tile_columns;
       multiply(
-          end - begin, m.depth, Sources{source + point * plan.source_apart, m.depth_blocks()}, right + point * filters_apart(m),
-          point + 1 < points ? right + (point + 1) * filters_apart(m) : right + m.depth * tile_columns, product + point * plan.product_apart, tile_columns, false);
+          end - begin, m.depth, Sources{source + point * plan.source_apart, m.depth_blocks()}, right + point * filters_apart(m), next,
+          product + point * plan.product_apart, tile_columns, false);
+    }
     for (int64_t first = 0; first < tile_columns && panel * tile_columns + first < m.rows; first += lanes)
       store_tiles<side + 1 - taps>(
           plan.grid, begin, end, product + first, plan.product_apart, tile_columns, m.results(group, panel * tile_columns + first), m.to,

@@ -162,7 +162,7 @@ void add_tiles(
     const auto left = [&](int64_t k, int64_t term) {
       return Left<1>{y + point * plan.y_apart + k * plan.tiles + term * tile_rows, tile_rows, sum_block, 0};
     };
-    multiply(plan.gk, tiles, left, right, right + tiles * tile_columns, to, plan.padded_gc, first > 0);
+    multiply(plan.gk, tiles, left, right, right + plan.tiles * tile_columns, to, plan.padded_gc, first > 0);
   });
 }
 

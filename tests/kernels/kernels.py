@@ -109,6 +109,16 @@ class Parallel(Structure):
     _fields_ = [("threads", c_int), ("pool", c_void_p), ("run", c_void_p)]
 
 
+_TASK = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_int)
+
+
+@ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, _TASK, c_void_p)
+def _BACKWARDS(_pool: Any, tasks: int, task: Any, arg: Any) -> int:
+    for index in reversed(range(tasks)):
+        task(arg, index, 0)
+    return 1
+
+
 class _Algorithm(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("name", "math")),
@@ -294,11 +304,18 @@ class Kernels:
         return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
     def run_in_place(
-        self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, epilogue: Epilogue = Epilogue()
+        self,
+        row: Row,
+        case: Case,
+        tensors: Any,
+        isa: str = "",
+        threads: int = 1,
+        epilogue: Epilogue = Epilogue(),
+        backwards: bool = False,
     ) -> bool:
-        """Whether the result, which replaces one of *tensors*, had to be computed again."""
+        """Whether the result, which replaces one of *tensors*, had to be computed again. *backwards*: the last task runs first."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
-        return self._run(row, case, tensors, isa, threads, None, False, epilogue, False)
+        return self._run(row, case, tensors, isa, threads, None, False, epilogue, False, backwards)
 
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
@@ -328,6 +345,7 @@ class Kernels:
         channels_last: bool,
         epilogue: Epilogue,
         keeps: bool,
+        backwards: bool = False,
     ) -> bool:
         e = epilogue
         parts = [None if t is None else t.ctypes.data for t in (e.scale, e.shift, e.other)]
@@ -335,7 +353,8 @@ class Kernels:
         given = _Tensors(*(t.ctypes.data for t in tensors), channels_last)
         if any(parts) or how.activation:
             given.epilogue = ctypes.pointer(how)
-        isa, own = isa or row.isas[0], self.c.msctx_own_threads(threads)
+        isa = isa or row.isas[0]
+        own = Parallel(threads, None, ctypes.cast(_BACKWARDS, c_void_p)) if backwards else self.c.msctx_own_threads(threads)
         place, op = self._index[isa][str(row)], row.op if op is None else op
         return bool(self.c.msctx_run(isa.encode(), place, _problem(case), op, given, keeps, own))
 

@@ -135,6 +135,24 @@ def test_the_largest_result_is_found_where_it_was_before(kernels: Kernels, row: 
         assert not kernels.run_in_place(row, each, (x, w, y), epilogue=e), e
 
 
+@ROW
+def test_the_order_of_tasks_decides_nothing(kernels: Kernels, row: Row) -> None:
+    """Two results are the largest, and what lies behind the first of them alone is large."""
+    each = case(8, 3, 8, (40, 40), 3, padding=1)
+    if row.op != 0 or not takes(row, each):
+        return
+    x, w, _ = (t.copy() for t in stored(each))
+    x[:], w[:, :2], w[:, :, 1, 1] = 0, 0, 6561
+    x[:, 2] = np.random.default_rng(0).standard_normal(x[:, 2].shape) * 1e-3
+    x[0, 2] = x[-1, 2]
+    x[0, :, 10, 10], x[-1, :, 10, 10] = (16, -16, 1), (0, 0, 1)
+    found = []
+    for backwards in (False, True):
+        result = np.full(each.shapes[2], np.nan, np.float32)
+        found.append((kernels.run_in_place(row, each, (x, w, result), backwards=backwards), result.tobytes()))
+    assert not row.fixed_order or found[0] == found[1]
+
+
 def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """By a product with 1, in each way that a row stores its results: x as the rows of one column."""
     row = kernels.running("product")

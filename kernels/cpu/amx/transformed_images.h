@@ -182,6 +182,8 @@ class Results {
 
   // Tile `tile` of all, 16 channels of the result: from its row of sums.
   void put(int64_t group, int64_t tile, int64_t column, const Scale& inverse, const char* sums) const {
+    const int64_t there = smaller(16, l_.results - 16 * column);
+    if (there <= 0) return;  // columns come in pairs
     const int64_t row = tile / l_.across % l_.down * 4, left = tile % l_.across * 4, image = tile / (l_.across * l_.down);
     Vec half[4][side], out[16];
 #pragma GCC unroll 1
@@ -197,7 +199,7 @@ class Results {
     const Floats mantissa = _mm512_mul_ps(_mm512_loadu_ps(filters_.mantissas(group) + 16 * column), _mm512_set1_ps(inverse.mantissa));
     const Floats exponent = _mm512_sub_ps(
         _mm512_set1_ps(float(S::row_exponent) + inverse.exponent), _mm512_loadu_ps(filters_.exponents(group) + 16 * column));
-    const int64_t rows = smaller(4, l_.height - row), width = smaller(4, l_.width - left), there = smaller(16, l_.results - 16 * column);
+    const int64_t rows = smaller(4, l_.height - row), width = smaller(4, l_.width - left);
     const int64_t channels = l_.groups * l_.results, channel = group * l_.results + 16 * column, plane = l_.height * l_.width;
     const int64_t first_place = ((image * l_.height + row) * l_.width + left) * channels + channel;  // channels last
     Finish finish(tensors_, channel, int(there));

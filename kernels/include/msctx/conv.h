@@ -26,8 +26,8 @@ static inline Op op_of(Direction direction, bool transposed) {
 
 inline constexpr const char* activation_names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid", "gelu", "gelu_tanh"};
 
-// The bits of a magnitude (of what is not finite, those of Inf) and its place among the positions of all images: of equal ones the first is
-// the largest.
+// The bits of a magnitude (of what is not finite, those of Inf), and 32 of its place among the positions of all images: of equal magnitudes
+// the first place is the largest.
 static constexpr int64_t peak_of(int32_t bits, int64_t place) { return int64_t(bits) << 32 | uint32_t(~place); }
 static inline int32_t bits_of(int64_t peak) { return int32_t(peak >> 32); }
 static inline int64_t place_of(int64_t peak) { return uint32_t(~peak); }

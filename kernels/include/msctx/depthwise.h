@@ -99,7 +99,8 @@ static void sum_block(const Sums& s, const Block& b) {
   const int64_t once = rows_at_once(s.columns.terms);
   const float* source = s.source.data + b.block * lanes + (s.rows.source + b.i * s.rows.source_step) * s.source.pitch +
                         (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * apart;
-  const float* kernel = s.kernel + b.block * s.kernel_apart + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
+  const float* kernel = s.kernel + b.block * s.kernel_apart + s.rows.kernel * s.kernel_pitch +
+                        (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
   bool more = false;
   int64_t u = b.rows.begin;
   do {

@@ -70,7 +70,8 @@ class Finish {
     count_ = count;
     if (!peaks_) return;
     alignas(64) float known[Vec::width] = {};
-    for (int i = 0; i < count; i++) known[i] = __builtin_bit_cast(float, bits_of(__atomic_load_n(peaks_ + i, __ATOMIC_RELAXED)));
+    for (int i = 0; i < count; i++)  // what equals it is told, too: whose place stays must not depend on the order of tasks
+      known[i] = __builtin_bit_cast(float, int32_t(larger(1, bits_of(__atomic_load_n(peaks_ + i, __ATOMIC_RELAXED))) - 1));
     largest_ = Vec::load(known);
   }
   // Of one channel.
@@ -126,7 +127,7 @@ class Finish {
         other_(e ? e->other : nullptr),
         peaks_(peaks),
         scale_(e && e->scale ? lanes(e->scale) : Vec::all(1.0f)),
-        shift_(e && e->shift ? lanes(e->shift) : Vec::all(-0.0f)),  // which changes no bit of a product
+        shift_(e && e->shift ? lanes(e->shift) : Vec::all(-0.0f)),  // times 1 plus -0: no bit changes
         low_(Vec::all(e ? e->low : 0.0f)),
         high_(Vec::all(e ? e->high : 0.0f)) {}
   // Where results are stored there are the usual ones, and a call of all others.

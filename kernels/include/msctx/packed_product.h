@@ -21,7 +21,8 @@ static inline void make_panels(const Strided<float, float>& right, int64_t colum
 }
 
 // c[i][j] += the sum over k of a[i * step + k] * b[k][j], from zero and in order, for `rows` rows of tile_columns columns. `is_first`: there is
-// nothing to add to but 0, which -0 becomes.
+// nothing to add to but 0, which -0 becomes. The next panel follows b: each tile of
+// `turns`, whose turn is `turn`, fetches its share of the lines.
 template <bool is_first, int rows>
 static inline void rows_by_panel(int64_t depth, const float* a, int64_t step, const float* b, float* c, int64_t turn, int64_t turns) {
   constexpr int together = 3;  // rows whose addresses are a register and multiples of the step
@@ -85,10 +86,10 @@ static inline void packed_product(
       const float* of_right = panels + j * depth + from * tile_columns;
       for (int64_t k = from; k < to; k += depth_block) {
         const int64_t deep = smaller(to, k + depth_block) - k, size = deep * tile_columns;
-        const auto& by = k ? rows_by_panel_of<false> : rows_by_panel_of<true>;
+        const auto& tile = k ? rows_by_panel_of<false> : rows_by_panel_of<true>;
         for (int64_t i = 0, row = 0; i < tiles; i++) {
           const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
-          by[size_t(end - row - 1)](deep, part + row * step + k - from, step, of_right, c + row * tile_columns, i, tiles);
+          tile[size_t(end - row - 1)](deep, part + row * step + k - from, step, of_right, c + row * tile_columns, i, tiles);
           row = end;
         }
         of_right += size;
