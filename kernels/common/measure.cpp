@@ -13,7 +13,7 @@ namespace msctx {
 namespace {
 
 constexpr double gain = 1.03;            // what a row must gain over torch's own path
-constexpr double gain_of_few = 1.25;     // the same where there was time for few rounds
+constexpr double gain_of_few = 1.1;      // the same where there was time for few rounds, in each of them
 constexpr double gain_without_order = 1.1;  // what a row that adds in no order must gain over those that have one
 constexpr size_t few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
