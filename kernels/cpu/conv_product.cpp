@@ -20,31 +20,6 @@ constexpr int64_t tiny = 512;
 // Those of a few rows for which waking a thread is not.
 constexpr int64_t few = 1 << 18;
 
-// Rows of sums, `from` floats apart, into a part of a float32 result of `columns`: from `place` on, which lies in `column`. Finished, if told.
-void store_rows(
-    const ConvTensors& t, int64_t rows, int64_t across, const float* sums, int64_t from, float* result, int64_t place, int64_t columns,
-    int64_t column) {
-  constexpr int width = Vec::width;
-  int64_t j = 0;
-  const auto stored = [&]<int vectors>(std::integral_constant<int, vectors>, const auto count) {
-    const Finish left(t, column + j, count), right = vectors == 2 ? Finish(t, column + j + width, count) : left;
-    left.with_activation([&]<Activation how>() {
-      const Finish first = left, second = right;  // copies: as far as the compiler knows, a store might change what is captured
-      const auto* other = first.other() ? first.other() + place + j : sums;
-      const auto finished = [&](const Finish& finish, int64_t i, int v) {
-        const Vec added = finish.other() ? Vec::load(other + i * columns + v, count) : Vec::zero();
-        finish.by<how>(Vec::load(sums + i * from + j + v, count), added).store(result + place + j + i * columns + v, count);
-      };
-      for (int64_t i = 0; i < rows; i++) {
-        finished(first, i, 0);
-        if constexpr (vectors == 2) finished(second, i, width);
-      }
-    });
-  };
-  for (; j + 2 * width <= across; j += 2 * width) stored(std::integral_constant<int, 2>(), std::integral_constant<int, width>());
-  for (; j < across; j += width) stored(std::integral_constant<int, 1>(), int(smaller(width, across - j)));
-}
-
 // Of a result in float32 whose rows are neighbours.
 template <int rows>
 void run_few(
@@ -70,19 +45,20 @@ void run_packed(
     const float* left, int64_t rows, int64_t columns, int64_t depth, const float* panels, const ConvTensors& t, float* result,
     const Parallel& parallel) {
   const int64_t down = divide_up(rows, packed_rows), across = down % parallel.threads == 0 || down >= 4 * parallel.threads ? 1 : parallel.threads;
-  const int64_t high = divide_up(rows, down), wide = divide_up(divide_up(columns, across), tile_columns) * tile_columns;
+  const int64_t high = divide_up(rows, down), strips = strips_of(columns), wide = divide_up(strips, across);
   const auto compute = [&](int64_t task, int) {
     const int64_t i0 = task / across * high, first = task % across * wide, count = smaller(high, rows - i0);
-    const auto load = [&](int64_t j, int64_t there, float* sums) {
-      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * tile_columns, result + (i0 + i) * columns + j, sizeof(float) * size_t(there));
+    const auto load = [&](int64_t j, int64_t there, float* sums, int64_t apart) {
+      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * apart, result + (i0 + i) * columns + j, sizeof(float) * size_t(there));
     };
     ConvTensors part = t;
-    const auto store = [&](int64_t j, int64_t there, const float* sums, bool is_last) {
+    const auto store = [&](int64_t j, int64_t there, const float* sums, int64_t apart, bool is_last) {
       part.epilogue = is_last ? t.epilogue : nullptr;
-      store_rows(part, count, there, sums, tile_columns, result, i0 * columns + j, columns, j);
+      store_rows(part, count, there, sums, apart, result, i0 * columns + j, columns, j);
     };
-    if (count > 0 && first < columns)
-      packed_product(count, first, smaller(columns, first + wide), depth, left + i0 * depth, panels, load, store);
+    if (count <= 0 || first >= strips) return;
+    MatrixRows of_left(left + i0 * depth, count, depth);
+    packed_product(count, first, smaller(strips, first + wide), columns, depth, of_left, panels, load, store);
   };
   if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
   for (int64_t task = 0; task < down * across; task++) compute(task, 0);

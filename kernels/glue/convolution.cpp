@@ -145,11 +145,12 @@ struct UnderPolicy {
     if (at::in_parallel_region() || is_traced || (is_cuda && is_capturing(call->device))) return guessed;
     const CudaCall about(is_cuda ? &*call : nullptr, policy->number);
     const auto run = [&](const ConvRow* row) {
-      Ran ignored;
+      Ran ran;
       if (row)
-        ours(*row, ignored);
+        ours(*row, ran);
       else
         torch();
+      return ran.weights_prepared > 0;
     };
     return measured(*policy, *call, guessed, direction, threads(), run, is_cuda ? std::optional<int>(call->device) : std::nullopt);
   }

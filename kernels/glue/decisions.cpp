@@ -5,6 +5,7 @@
 
 #include "glue/cuda.h"
 #include "glue/hook.h"
+#include "glue/kept_weights.h"
 #include "glue/python.h"
 
 namespace msctx::glue {
@@ -43,10 +44,10 @@ void refuse(const Taken& policy, Direction direction, const Decision* decision) 
 }
 
 const Decision* measured(
-    const Taken& policy, const ConvCall& call, const Decision* guessed, Direction direction, int threads, c10::function_ref<void(const ConvRow*)> run,
+    const Taken& policy, const ConvCall& call, const Decision* guessed, Direction direction, int threads, c10::function_ref<bool(const ConvRow*)> run,
     std::optional<int> device) {
   struct How {
-    c10::function_ref<void(const ConvRow*)> run;
+    c10::function_ref<bool(const ConvRow*)> run;
     std::optional<int> device;
   } how{run, device};
   const auto prepare = [](void* arg, const ConvRow* row) {
@@ -60,14 +61,18 @@ const Decision* measured(
     const How& how = *static_cast<How*>(arg);
     double found = -1.0;
     caught([&] {
-      const auto start = std::chrono::steady_clock::now();
       if (how.device) return void(found = seconds_on_device(*how.device, [&] { how.run(row); }));
-      how.run(row);
+      auto start = std::chrono::steady_clock::now();
+      if (how.run(row)) {  // it has prepared a weight, which later calls need not
+        start = std::chrono::steady_clock::now();
+        how.run(row);
+      }
       found = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     });
     return found;
   };
   const Contest contest{device ? +prepare : nullptr, seconds, &how};
+  const WhileMeasuring measuring;
   check(msctx_measure(&policy, &call, direction, threads, &contest, &guessed));
   return guessed;
 }

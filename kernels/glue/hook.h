@@ -68,7 +68,7 @@ void refuse(const Taken&, Direction, const Decision*);
 // Measures a call: run(row) computes it by a row, or (nullptr) by torch's own path, as it would be if that were chosen. On a CUDA device,
 // by its clock.
 const Decision* measured(
-    const Taken&, const ConvCall&, const Decision* guessed, Direction, int threads, c10::function_ref<void(const ConvRow*)> run,
+    const Taken&, const ConvCall&, const Decision* guessed, Direction, int threads, c10::function_ref<bool(const ConvRow*)> run,
     std::optional<int> device = std::nullopt);
 // The result by the row that is decided on, as `ours` computes it; undefined where torch is to compute it. The call is counted.
 at::Tensor by_row(const Taken&, const Decision&, Direction, c10::function_ref<at::Tensor(const ConvRow&, Ran&)> ours);

@@ -42,7 +42,9 @@ struct Entry {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
   std::shared_ptr<KeptWeight> weight;
   int64_t used;  // the last time, in uses of any
+  bool is_tried;  // by a measurement
 };
+thread_local bool measures = false;
 
 std::mutex& kept_weights_lock = fork_safe_mutex();
 struct AllKept {
@@ -103,7 +105,7 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
   const void* const other = found == kept.by_key.end() ? nullptr : found->second.weight.get();  // another thread's
   kept.drop(gone, [&](const Entry& entry) { return entry.storage.expired() || entry.weight.get() == other; });
   kept.bytes += weight->bytes;
-  kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses});
+  kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses, measures});
   while (kept.bytes > most_bytes || kept.by_key.size() > most_weights) {
     const int64_t oldest = kept.oldest_use();
     kept.drop(gone, [&](const Entry& entry) { return entry.used == oldest; });
@@ -193,6 +195,14 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
 
 at::Tensor Keeper::tensor(c10::function_ref<at::Tensor()> make) {
   return current(0, false, 0, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
+}
+
+WhileMeasuring::WhileMeasuring() { measures = true; }
+WhileMeasuring::~WhileMeasuring() {
+  measures = false;
+  std::vector<std::shared_ptr<KeptWeight>> gone;
+  const std::lock_guard<std::mutex> guard(kept_weights_lock);
+  kept.drop(gone, [](const Entry& entry) { return entry.is_tried; });
 }
 
 void drop_kept_weights(bool all_of_them) {

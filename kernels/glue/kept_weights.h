@@ -42,6 +42,15 @@ class Keeper {
   std::shared_ptr<KeptWeight> used_[Prepared::most_forms + 1];  // by form; that of window_norms is the last one
 };
 
+// What is kept meanwhile in this thread goes at the end: the forms of those that lose would take the room of other weights' forms, and these
+// would be measured, and run, as if nothing was kept.
+class WhileMeasuring {
+ public:
+  WhileMeasuring();
+  ~WhileMeasuring();
+  WhileMeasuring(const WhileMeasuring&) = delete;
+};
+
 // What the forms of an algorithm depend on.
 std::string key_of(const ConvAlgorithm&, ConvProblem, Op);
 

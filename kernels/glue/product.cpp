@@ -261,8 +261,9 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
   const InsideTorch inside;
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto run = [&](const ConvRow* row) {
-    Ran ignored;
-    row ? product.run(*policy, *row, ignored) : by_torch(kind, terms);
+    Ran ran;
+    row ? product.run(*policy, *row, ran) : by_torch(kind, terms);
+    return ran.weights_prepared > 0;
   };
   if (decision->to_measure && !at::in_parallel_region()) decision = measured(*policy, product.call(), decision, matmul, threads, run);
   return by_row(*policy, *decision, matmul, [&](const ConvRow& row, Ran& ran) { return product.run(*policy, row, ran); });

@@ -131,12 +131,12 @@ class Finish {
         low_(Vec::all(e ? e->low : 0.0f)),
         high_(Vec::all(e ? e->high : 0.0f)) {}
   // Where results are stored there are the usual ones, and a call of all others.
-  Vec activated(Activation activation, Vec v) const {
+  [[gnu::always_inline]] Vec activated(Activation activation, Vec v) const {
     if (activation == Activation::none) return v;
     if (activation == Activation::clamp) return clamped(v, low_, high_);
     return activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(activation, v);
   }
-  Vec finished(Activation activation, Vec v, Vec other) const {
+  [[gnu::always_inline]] Vec finished(Activation activation, Vec v, Vec other) const {
     v = fma(v, scale_, shift_);
     if (!other_) return activated(activation, v);
     return adds_last_ ? activated(activation, v) + other : activated(activation, v + other);
@@ -149,5 +149,30 @@ class Finish {
   int count_ = Vec::width;
   Vec scale_, shift_, low_, high_, largest_ = Vec::zero();
 };
+
+// Rows of sums, `from` floats apart, into a part of a float32 result of `columns`: from `place` on, which lies in `column`. Finished, if told.
+static inline void store_rows(
+    const ConvTensors& t, int64_t rows, int64_t across, const float* sums, int64_t from, float* result, int64_t place, int64_t columns,
+    int64_t column) {
+  constexpr int width = Vec::width;
+  int64_t j = 0;
+  const auto stored = [&]<int vectors>(std::integral_constant<int, vectors>, const auto count) {
+    const Finish left(t, column + j, count), right = vectors == 2 ? Finish(t, column + j + width, count) : left;
+    left.with_activation([&]<Activation how>() {
+      const Finish first = left, second = right;  // copies: as far as the compiler knows, a store might change what is captured
+      const auto* other = first.other() ? first.other() + place + j : sums;
+      const auto finished = [&](const Finish& finish, int64_t i, int v) {
+        const Vec added = finish.other() ? Vec::load(other + i * columns + v, count) : Vec::zero();
+        finish.by<how>(Vec::load(sums + i * from + j + v, count), added).store(result + place + j + i * columns + v, count);
+      };
+      for (int64_t i = 0; i < rows; i++) {
+        finished(first, i, 0);
+        if constexpr (vectors == 2) finished(second, i, width);
+      }
+    });
+  };
+  for (; j + 2 * width <= across; j += 2 * width) stored(std::integral_constant<int, 2>(), std::integral_constant<int, width>());
+  for (; j < across; j += width) stored(std::integral_constant<int, 1>(), int(smaller(width, across - j)));
+}
 
 }  // namespace msctx::MSCTX_ISA

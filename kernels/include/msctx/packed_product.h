@@ -11,90 +11,137 @@ namespace msctx::MSCTX_ISA {
 // What is read of the left operand for some rows of a result, and stays in the second cache.
 constexpr int64_t packed_rows = 96, packed_depth = 4 * depth_block;
 
-// The panels of a right operand: [strip of tile_columns][term][column], with zeros after the last column.
-static inline int64_t panels_columns(int64_t columns) { return divide_up(columns, tile_columns) * tile_columns; }
+// The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; if a vector
+// or less would be left, the last one has that, too.
+constexpr int wide_vectors = tile_vectors + 1, wide_columns = wide_vectors * Vec::width, wide_rows = tile_rows * tile_vectors / wide_vectors;
+static inline int64_t strips_of(int64_t columns) { return larger(1, (columns + tile_columns - Vec::width - 1) / tile_columns); }
+static inline int64_t width_of(int64_t strip, int64_t columns) { return columns - strip * tile_columns > tile_columns && strip + 1 == strips_of(columns) ? wide_columns : tile_columns; }
+static inline int64_t panels_columns(int64_t columns) {
+  const int64_t last = strips_of(columns) - 1;
+  return last * tile_columns + width_of(last, columns);
+}
 static inline void make_panels(const Strided<float, float>& right, int64_t columns, int64_t depth, float* panels, const Parallel& parallel) {
-  parallel_for(parallel, divide_up(columns, tile_columns), [&](int64_t strip, int) {
-    const int64_t j = strip * tile_columns;
-    right.template pack<tile_columns>(j, smaller(tile_columns, columns - j), 0, depth, panels + j * depth, 0);
+  parallel_for(parallel, strips_of(columns), [&](int64_t strip, int) {
+    const int64_t j = strip * tile_columns, width = width_of(strip, columns), count = smaller(width, columns - j);
+    if (width == tile_columns)
+      right.template pack<tile_columns>(j, count, 0, depth, panels + j * depth, 0);
+    else
+      right.template pack<wide_columns>(j, count, 0, depth, panels + j * depth, 0);
   });
 }
 
-// c[i][j] += the sum over k of a[i * step + k] * b[k][j], from zero and in order, for `rows` rows of tile_columns columns. `is_first`: there is
-// nothing to add to but 0, which -0 becomes. The next panel follows b: each tile of
-// `turns`, whose turn is `turn`, fetches its share of the lines.
-template <bool is_first, int rows>
-static inline void rows_by_panel(int64_t depth, const float* a, int64_t step, const float* b, float* c, int64_t turn, int64_t turns) {
-  constexpr int together = 3;  // rows whose addresses are a register and multiples of the step
-  Vec sum[rows][tile_vectors];
-  const float* at[(rows + together - 1) / together];
+// Rows of a matrix, whose terms are neighbours.
+class MatrixRows {
+ public:
+  static constexpr int64_t most_rows = packed_rows;
+  MatrixRows(const float* data, int64_t rows, int64_t depth) : data_(data), rows_(rows), depth_(depth), step_(depth % page ? depth : apart) {}
+  int64_t terms_of_part() const { return packed_depth; }
+  // Before terms `from` to `to` are read.
+  void begin(int64_t from, int64_t to) {
+    at_ = data_ + from;
+    if (step_ == depth_) return;
+    for (int64_t i = 0; i < rows_; i++) std::memcpy(copies_ + i * apart, data_ + i * depth_ + from, sizeof(float) * size_t(to - from));
+    at_ = copies_;
+  }
+  // Some rows from `row` on, at first at a term of the part.
+  template <int rows>
+  auto some(int64_t row, int64_t term) const {
+    constexpr int together = 3;  // rows whose addresses are a register and multiples of the step
+    struct {
+      const float* at[(rows + together - 1) / together];
+      int64_t step;
+      float operator()(int i) const { return at[i / together][i % together * step]; }
+      void next() {
+#pragma GCC unroll 16
+        for (auto& one : at) one++;
+      }
+    } found;
+    found.step = step_;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i += together) found.at[i / together] = at_ + (row + i) * step_ + term;
+    return found;
+  }
+
+ private:
+  static constexpr int64_t page = 1024, apart = packed_depth + 16;  // rows whole pages apart compete for a few ways of the first cache: they are copied
+  const float *data_, *at_ = nullptr;
+  int64_t rows_, depth_, step_;
+  alignas(64) float copies_[packed_rows * apart];
+};
+
+// c[i][j] += the sum over k of left(i, k) * b[k][j], from zero and in order, for `rows` rows of `vectors` vectors. `is_first`: there is
+// nothing to add to but 0, which -0 becomes. The next panel follows b: each tile of `turns`, whose turn is `turn`, fetches its share of the lines.
+template <class Left, bool is_first, int vectors, int rows>
+static inline void rows_by_panel(
+    int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, int64_t turn, int64_t turns) {
+  constexpr int columns = vectors * Vec::width;
+  auto at = left.template some<rows>(row, term);
+  Vec sum[rows][vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < tile_vectors; j++) sum[i][j] = Vec::zero();
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i += together) at[i / together] = a + i * step;
-  for (int64_t k = 0; k < depth; k++, b += tile_columns) {
-    if (--turn < 0) {
-      turn = turns - 1;
-      for (int j = 0; j < tile_columns; j += 16) __builtin_prefetch(b + depth * tile_columns + j, 0, 2);
-    }
-    Vec right[tile_vectors];
+    for (int j = 0; j < vectors; j++) sum[i][j] = Vec::zero();
+  const int64_t share = divide_up(depth * columns, turns), each = divide_up(columns, turns);
+  const float* ahead = b + depth * columns + turn * share;
 #pragma GCC unroll 4
-    for (int j = 0; j < tile_vectors; j++) right[j] = Vec::load(b + j * Vec::width);
+  for (int64_t k = 0; k < depth; k++, b += columns, ahead += each) {
+    __builtin_prefetch(ahead, 0, 3);
+    Vec right[vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) right[j] = Vec::load(b + j * Vec::width);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-      const Vec value = Vec::all(at[i / together][i % together * step]);
+      const Vec value = Vec::all(at(i));
 #pragma GCC unroll 4
-      for (int j = 0; j < tile_vectors; j++) sum[i][j] = fma(value, right[j], sum[i][j]);
+      for (int j = 0; j < vectors; j++) sum[i][j] = fma(value, right[j], sum[i][j]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i += together) at[i / together]++;
+    at.next();
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < tile_vectors; j++) {
-      float* const to = c + i * tile_columns + j * Vec::width;
+    for (int j = 0; j < vectors; j++) {
+      float* const to = c + i * columns + j * Vec::width;
       ((is_first ? Vec::zero() : Vec::load(to)) + sum[i][j]).store(to);
     }
 }
-template <bool is_first, int... less>
-constexpr std::array<decltype(&rows_by_panel<is_first, 1>), tile_rows> each_of(std::integer_sequence<int, less...>) {
-  return {rows_by_panel<is_first, less + 1>...};
+template <class Left, bool is_first, int vectors, int... less>
+constexpr auto each_of(std::integer_sequence<int, less...>) {
+  return std::array{rows_by_panel<Left, is_first, vectors, less + 1>...};
 }
-template <bool is_first>
-constexpr auto rows_by_panel_of = each_of<is_first>(std::make_integer_sequence<int, tile_rows>());
+template <class Left, bool is_first, int vectors>
+constexpr auto rows_by_panel_of = each_of<Left, is_first, vectors>(std::make_integer_sequence<int, vectors == wide_vectors ? wide_rows : tile_rows>());
 
-// At most packed_rows rows of a result, its columns from a strip's first on. load(j, across, sums) gives what of the sums is there, before all
-// but the first part of the depth; store(j, across, sums, is_last) takes them, row by row of tile_columns.
-template <class Load, class Store>
+// `rows` rows of a result of `columns`, at most Left::most_rows, in strips first to last. load(j, across, sums, width) gives what of the sums
+// from column j on has been stored, before all but the first part of the depth; store(j, across, sums, width, is_last) takes them, row by row of `width`.
+template <class Left, class Load, class Store>
 static inline void packed_product(
-    int64_t rows, int64_t first, int64_t last, int64_t depth, const float* left, const float* panels, const Load& load, const Store& store) {
-  constexpr int64_t page = 1024, apart = packed_depth + 16;  // rows whole pages apart compete for a few ways of the first cache: they are copied
-  alignas(64) float c[packed_rows * tile_columns], copies[packed_rows * apart];
-  const int64_t tiles = divide_up(rows, tile_rows);
-  for (int64_t from = 0; from < depth; from += packed_depth) {
-    const int64_t to = smaller(depth, from + packed_depth);
-    for (int64_t i = 0; depth % page == 0 && i < rows; i++)
-      std::memcpy(copies + i * apart, left + i * depth + from, sizeof(float) * size_t(to - from));
-    const float* const part = depth % page == 0 ? copies : left + from;
-    const int64_t step = depth % page == 0 ? apart : depth;
-    for (int64_t j = first; j < last; j += tile_columns) {
-      const int64_t across = smaller(tile_columns, last - j);
-      if (from) load(j, across, c);
-      const float* of_right = panels + j * depth + from * tile_columns;
-      for (int64_t k = from; k < to; k += depth_block) {
-        const int64_t deep = smaller(to, k + depth_block) - k, size = deep * tile_columns;
-        const auto& tile = k ? rows_by_panel_of<false> : rows_by_panel_of<true>;
-        for (int64_t i = 0, row = 0; i < tiles; i++) {
-          const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
-          tile[size_t(end - row - 1)](deep, part + row * step + k - from, step, of_right, c + row * tile_columns, i, tiles);
-          row = end;
+    int64_t rows, int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, const float* panels, const Load& load, const Store& store) {
+  alignas(64) float c[Left::most_rows * wide_columns];
+  for (int64_t from = 0, to; from < depth; from = to) {
+    to = smaller(depth, from + left.terms_of_part());
+    left.begin(from, to);
+    for (int64_t strip = first; strip < last; strip++) {
+      const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
+      if (from) load(j, across, c, width);
+      const float* of_right = panels + j * depth + from * width;
+      const auto compute = [&]<int vectors>(std::integral_constant<int, vectors>) {
+        const int64_t tiles = divide_up(rows, int64_t(rows_by_panel_of<Left, true, vectors>.size()));
+        for (int64_t k = from, deep; k < to; k += deep, of_right += deep * width) {
+          deep = smaller(to, k + depth_block) - k;
+          const auto& tile = k ? rows_by_panel_of<Left, false, vectors> : rows_by_panel_of<Left, true, vectors>;
+          for (int64_t i = 0, row = 0; i < tiles; i++) {
+            const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
+            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, i, tiles);
+            row = end;
+          }
         }
-        of_right += size;
-      }
-      store(j, across, c, to == depth);
+      };
+      if (width == tile_columns)
+        compute(std::integral_constant<int, tile_vectors>());
+      else
+        compute(std::integral_constant<int, wide_vectors>());
+      store(j, across, c, width, to == depth);
     }
   }
 }
