@@ -146,7 +146,8 @@ class ImageRows {
   alignas(64) float copied_[most_copied];
 };
 
-void run_packed(const ConvProblem& p, const ConvTensors& t, const float* panels, const Parallel& parallel) {
+// `panels`: those that are kept, or null.
+void run_last(const ConvProblem& p, const ConvTensors& t, const float* panels, const float* w, const Parallel& parallel) {
   const int64_t gk = group_k(p), depth = group_c(p) * volume(p.window), out = volume(p.out);
   const int64_t across = divide_up(p.out[2], ImageRows::most_columns(p)), wide = divide_up(p.out[2], across);
   const int64_t down = divide_up(p.out[1], across == 1 ? ImageRows::most_lines(p) : 1), high = divide_up(p.out[1], down);
@@ -170,13 +171,18 @@ void run_packed(const ConvProblem& p, const ConvTensors& t, const float* panels,
       part.epilogue = is_last ? t.epilogue : nullptr;
       store_rows(part, lines * columns, there, sums, pitch, result, at + group * gk + j, p.k, group * gk + j);
     };
-    packed_product(
-        lines * columns, first, smaller(strips, first + each), gk, depth, left, panels + group * of_group, load, store);
+    const auto compute = [&](auto&& right) {
+      packed_product(lines * columns, first, smaller(strips, first + each), gk, depth, left, right, load, store);
+    };
+    if (panels)
+      compute(KeptPanels{panels + group * of_group, depth});
+    else
+      compute(FreshPanels{{w + group * gk * depth, depth, 1}});
   });
 }
 
-// Of a weight that is not kept: the lowered matrix is the left operand, a row for each position.
-void run_last(const ConvProblem& p, const ConvTensors& t, const float* w, const Parallel& parallel) {
+// Of windows that reach too far, an element at a time.
+void run_far(const ConvProblem& p, const ConvTensors& t, const float* w, const Parallel& parallel) {
   const auto *x = static_cast<const float*>(t.x);
   const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), out = volume(p.out), depth = gc * taps, images = p.n * p.groups;
   const auto parts = Parts::of<float>(out, gk, images, parallel.threads);
@@ -201,7 +207,7 @@ void run_last(const ConvProblem& p, const ConvTensors& t, const float* w, const 
 }
 
 size_t prepared_size(const ConvProblem& p, Op, int) {
-  return ImageRows::most_columns(p) < smaller(tile_rows, p.out[2]) ? 0 : sizeof(float) * size_t(p.groups * panels_columns(group_k(p)) * group_c(p) * volume(p.window));
+  return sizeof(float) * size_t(p.groups * panels_columns(group_k(p)) * group_c(p) * volume(p.window));
 }
 void prepare(const ConvProblem& p, Op, int, const void* w, void* prepared, const Parallel& parallel) {
   const int64_t gk = group_k(p), depth = group_c(p) * volume(p.window);
@@ -211,12 +217,12 @@ void prepare(const ConvProblem& p, Op, int, const void* w, void* prepared, const
         static_cast<float*>(prepared) + group * panels_columns(gk) * depth, parallel);
 }
 
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void*, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared& weight, void*, const Parallel& parallel) {
   if (t.channels_last) {
-    if (const void* const panels = prepared_size(p, op, 0) ? weight() : nullptr)
-      run_packed(p, t, static_cast<const float*>(panels), parallel);
-    else
-      run_last(p, t, static_cast<const float*>(t.w ? t.w : weight(plain_weight)), parallel);
+    const bool is_near = ImageRows::most_columns(p) >= smaller(tile_rows, p.out[2]);
+    const auto* const panels = is_near ? static_cast<const float*>(weight()) : nullptr;
+    const auto* const w = static_cast<const float*>(t.w || panels ? t.w : weight(plain_weight));
+    is_near ? run_last(p, t, panels, w, parallel) : run_far(p, t, w, parallel);
     return true;
   }
   product(p, t, parallel, [&](const float* plane, int64_t tap, int64_t first, int64_t last, float* to) {

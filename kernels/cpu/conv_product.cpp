@@ -58,7 +58,7 @@ void run_packed(
     };
     if (count <= 0 || first >= strips) return;
     MatrixRows of_left(left + i0 * depth, count, depth);
-    packed_product(count, first, smaller(strips, first + wide), columns, depth, of_left, panels, load, store);
+    packed_product(count, first, smaller(strips, first + wide), columns, depth, of_left, KeptPanels{panels, depth}, load, store);
   };
   if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
   for (int64_t task = 0; task < down * across; task++) compute(task, 0);

@@ -32,11 +32,24 @@ def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algor
             assert {other.tobytes() for other in others} == {one.tobytes()}, (row, each)
 
 
+WINDOWS = (
+    *CASES,
+    case(2, 3, 24, (37, 61), 7, 2, 3),
+    case(1, 270, 40, 11, 3, 2, 1),
+    case(1, 1100, 17, 9, 1, (2, 3)),
+    case(2, 72, 72, (9, 12), 3, padding=1, groups=3),
+    case(1, 4, 49, (5, 300), (5, 3), (1, 2), (2, 9), (2, 1), groups=2),
+    case(1, 130, 9, 40, 9, 1, 4, 3),  # too many terms to be copied at once
+)
+
+
 @pytest.mark.full
-def test_panels_that_are_kept_decide_no_bits(kernels: Kernels) -> None:
-    rows = [row for row in kernels.rows if row.algorithm == "product"]
-    assert {row.op for row in rows} == {FORWARD, BACKWARD_DATA}
-    some = [*(case(1, 140, 45, (1, n), 1) for n in (1, 3, 6, 11, 25, 200)), case(1, 600, 70, (1, 203), 1), *CASES[:9]]
+@pytest.mark.parametrize("algorithm", ["product", "implicit_gemm"])
+def test_panels_that_are_kept_decide_no_bits(kernels: Kernels, algorithm: str) -> None:
+    rows = [row for row in kernels.rows if row.algorithm == algorithm]
+    assert {row.op for row in rows} == ({FORWARD, BACKWARD_DATA} if algorithm == "product" else {FORWARD})
+    of_rows = [case(1, 140, columns, (1, n), 1) for n in (1, 3, 6, 11, 25, 200) for columns in (9, 24, 45)]
+    some = [*of_rows, case(1, 600, 70, (1, 203), 1), *(WINDOWS if algorithm == "implicit_gemm" else CASES[:9])]
     for row, each in ((row, each) for row in rows for each in some if takes(row, each)):
         channels = each.shapes[TARGETS[row.op]][1]
         is_float = each.dtype == "float32"
@@ -44,8 +57,8 @@ def test_panels_that_are_kept_decide_no_bits(kernels: Kernels) -> None:
         vanishing = tuple(t * np.float32(1e-30) for t in stored(each)) if is_float else stored(each)  # its products are 0 or -0
         for isa, given in ((isa, given) for isa in row.isas for given in (stored(each), vanishing)):
             plain, *panels = (
-                kernels.run(row, each, given, isa, threads, channels_last=True, epilogue=after, keeps=keeps)
-                for threads, keeps in ((1, False), (1, True), (3, True))
+                kernels.run(row, each, given, isa, threads, channels_last=last, epilogue=after, keeps=keeps)
+                for threads, last, keeps in ((1, False, False), (1, True, False), (1, True, True), (3, True, True))
             )
             assert {found.tobytes() for found in panels} == {plain.tobytes()}, (row, each, isa)
 

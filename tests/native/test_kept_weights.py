@@ -283,6 +283,20 @@ def test_normal_takes_panels_where_rows_are_few() -> None:
     }
 
 
+@torch.no_grad()
+def test_a_measurement_keeps_no_weights(own_tuning_file: object) -> None:
+    """Forms that lose would take the room of other weights'."""
+    w, x = weight(16, 16, 3, 3).requires_grad_(), torch.randn(1, 16, 12, 12).contiguous(memory_format=torch.channels_last)
+    with msctx.context(conv_fprop_algo="performance", frozen_weights=True) as ctx:
+        fn.conv2d(x, w)
+    (row,) = ctx.choices()
+    for name in {"winograd", "winograd_nonfused", "implicit_gemm"} - {row.ran}:
+        assert any(reason.startswith(f"{name}: measured") for reason in row.reasons)
+        with msctx.context(conv_fprop_algo=name, frozen_weights=True, fallback="error") as ctx:
+            fn.conv2d(x, w)
+        assert counted(ctx) == (0, 1), name
+
+
 @pytest.mark.full
 @torch.no_grad()
 def test_what_is_kept_is_not_thrown_out_by_what_has_no_room() -> None:

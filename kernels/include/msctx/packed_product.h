@@ -15,7 +15,10 @@ constexpr int64_t packed_rows = 96, packed_depth = 4 * depth_block;
 // or less would be left, the last one has that, too.
 constexpr int wide_vectors = tile_vectors + 1, wide_columns = wide_vectors * Vec::width, wide_rows = tile_rows * tile_vectors / wide_vectors;
 static inline int64_t strips_of(int64_t columns) { return larger(1, (columns + tile_columns - Vec::width - 1) / tile_columns); }
-static inline int64_t width_of(int64_t strip, int64_t columns) { return columns - strip * tile_columns > tile_columns && strip + 1 == strips_of(columns) ? wide_columns : tile_columns; }
+static inline int64_t width_of(int64_t strip, int64_t columns) {
+  const bool is_wide = strip + 1 == strips_of(columns) && columns - strip * tile_columns > tile_columns;
+  return is_wide ? wide_columns : tile_columns;
+}
 static inline int64_t panels_columns(int64_t columns) {
   const int64_t last = strips_of(columns) - 1;
   return last * tile_columns + width_of(last, columns);
@@ -112,11 +115,29 @@ constexpr auto each_of(std::integer_sequence<int, less...>) {
 template <class Left, bool is_first, int vectors>
 constexpr auto rows_by_panel_of = each_of<Left, is_first, vectors>(std::make_integer_sequence<int, vectors == wide_vectors ? wide_rows : tile_rows>());
 
+// Columns j to j + width of a right operand, terms k on, in a panel that make_panels() has made; or in one that is made now.
+struct KeptPanels {
+  const float* panels;
+  int64_t depth;
+  template <int64_t width>
+  const float* operator()(int64_t j, int64_t, int64_t k, int64_t) { return panels + j * depth + k * width; }
+};
+struct FreshPanels {
+  Strided<float, float> right;
+  alignas(64) float panel[depth_block * wide_columns];
+  template <int64_t width>
+  const float* operator()(int64_t j, int64_t count, int64_t k, int64_t deep) {
+    right.template pack<width>(j, count, k, k + deep, panel, 0);
+    return panel;
+  }
+};
+
 // `rows` rows of a result of `columns`, at most Left::most_rows, in strips first to last. load(j, across, sums, width) gives what of the sums
-// from column j on has been stored, before all but the first part of the depth; store(j, across, sums, width, is_last) takes them, row by row of `width`.
-template <class Left, class Load, class Store>
+// from column j on has been stored, before all but the first part of the depth; store(j, across, sums, width, is_last) takes them, row by
+// row of `width`.
+template <class Left, class Right, class Load, class Store>
 static inline void packed_product(
-    int64_t rows, int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, const float* panels, const Load& load, const Store& store) {
+    int64_t rows, int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, Right&& right, const Load& load, const Store& store) {
   alignas(64) float c[Left::most_rows * wide_columns];
   for (int64_t from = 0, to; from < depth; from = to) {
     to = smaller(depth, from + left.terms_of_part());
@@ -124,11 +145,11 @@ static inline void packed_product(
     for (int64_t strip = first; strip < last; strip++) {
       const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
       if (from) load(j, across, c, width);
-      const float* of_right = panels + j * depth + from * width;
       const auto compute = [&]<int vectors>(std::integral_constant<int, vectors>) {
         const int64_t tiles = divide_up(rows, int64_t(rows_by_panel_of<Left, true, vectors>.size()));
-        for (int64_t k = from, deep; k < to; k += deep, of_right += deep * width) {
+        for (int64_t k = from, deep; k < to; k += deep) {
           deep = smaller(to, k + depth_block) - k;
+          const float* const of_right = right.template operator()<vectors * Vec::width>(j, across, k, deep);
           const auto& tile = k ? rows_by_panel_of<Left, false, vectors> : rows_by_panel_of<Left, true, vectors>;
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
