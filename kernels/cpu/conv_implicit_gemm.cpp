@@ -1,5 +1,5 @@
 // implicit_gemm: the matmul of gemm, whose right operand is read from the input in place, a small panel at a time. No workspace. In
-// channels_last results are positions x channels; of kept panels of the weight, the input is the left operand, a few rows of the image at a time.
+// channels_last the input is the left operand, some rows of an image at a time, and panels of the weight are the right one, kept or not.
 // implicit_precomp_gemm finds the elements of the input by a table of indices, computed once a call into a workspace of taps x output
 // positions.
 
@@ -192,10 +192,17 @@ void run_far(const ConvProblem& p, const ConvTensors& t, const float* w, const P
     parts.at(task % parts.count(), [&](int64_t i0, int64_t rows, int64_t j0, int64_t columns) {
       const auto left = rows_of<float>([&](int64_t i, int64_t k0, int64_t k1, float* to) {
         const int64_t h = (i0 + i) / p.out[2] * p.stride[1] - p.pad[1], v = (i0 + i) % p.out[2] * p.stride[2] - p.pad[2];
+        int64_t c = k0 / taps;
+        Tap tap = tap_of(p, k0 % taps);
         for (int64_t k = k0; k < k1; k++) {
-          const int64_t row = h + k % taps / p.window[2] * p.dilation[1], column = v + k % p.window[2] * p.dilation[2];
+          const int64_t row = h + tap.r * p.dilation[1], column = v + tap.s * p.dilation[2];
           const bool is_inside = row >= 0 && row < p.in[1] && column >= 0 && column < p.in[2];
-          *to++ = is_inside ? from[(row * p.in[2] + column) * p.c + k / taps] : 0.0f;
+          *to++ = is_inside ? from[(row * p.in[2] + column) * p.c + c] : 0.0f;
+          if (++tap.s < p.window[2]) continue;
+          tap.s = 0;
+          if (++tap.r < p.window[1]) continue;
+          tap.r = 0;
+          c++;
         }
       });
       const int64_t column = group * gk + j0, at = (n * out + i0) * p.k + column;
