@@ -109,6 +109,7 @@ int rank_of(const ConvRow& row, const ConvCall& call) {
     case Merit::beats_torch_by_far: return 3;
     case Merit::beats_torch: return copied ? 0 : 2;
     case Merit::beats_torch_channels_first: return call.channels_last ? 0 : 2;
+    case Merit::beats_torch_finished: return call.channels_last && (call.activation || call.has_scale || call.has_shift || call.has_other) ? 2 : 0;
     case Merit::runner_up: return copied ? 0 : 1;
     default: return 0;
   }

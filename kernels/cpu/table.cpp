@@ -76,13 +76,22 @@ Merit by_panels(const ConvProblem& p, Op) {
   return pays ? Merit::beats_torch : Merit::fair;
 }
 
+// With AVX2, of what torch computes in a call that costs as much as a small layer, and a pass after it: windows of 1x1, those of few channels,
+// small ones of depthwise convolutions.
+Merit if_finished(Merit otherwise, bool pays) {
+  return Vec::width == 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;
+}
+Merit kept_panels(const ConvProblem& p, Op op) { return if_finished(by_panels(p, op), is_2d_f32(p)); }
+Merit kept_windows(const ConvProblem& p, Op) { return if_finished(Merit::fair, taps(p) == 1 || (p.groups == 1 && p.c <= 4)); }
+Merit kept_depthwise(const ConvProblem& p, Op op) { return if_finished(depthwise(p, op), taps(p) <= 5); }
+
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
-    {fprop, "implicit_gemm", &conv_product, fair, nullptr, by_panels},
-    {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
+    {fprop, "implicit_gemm", &conv_product, fair, nullptr, kept_panels},
+    {fprop, "implicit_gemm", &conv_implicit_gemm, fair, nullptr, kept_windows},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
-    {fprop, "direct", &conv_depthwise, depthwise},
+    {fprop, "direct", &conv_depthwise, depthwise, nullptr, kept_depthwise},
     {fprop, "direct", &conv_direct, fair},
     {fprop, "gemm", &conv_gemm, fair},
     {fprop, "fft_tiling", &conv_fft_tiling, fft_tiling},

@@ -184,6 +184,7 @@ MSCTX_ENUM(
     fair,                        // among ours, a good guess
     runner_up,                   // measured to beat torch's own path on problems like this; another row that most often can take them, by more
     beats_torch_channels_first,  // measured to beat it, but not that for channels_last
+    beats_torch_finished,        // measured to beat it and the pass after it, where a call in channels_last has an epilogue
     beats_torch,                 // in the layout of the call, if the row reads that
     beats_torch_by_far);         // even where the row has to be given copies in its own layout
 
