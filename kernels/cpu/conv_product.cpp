@@ -48,17 +48,10 @@ void run_packed(
   const int64_t high = divide_up(rows, down), strips = strips_of(columns), wide = divide_up(strips, across);
   const auto compute = [&](int64_t task, int) {
     const int64_t i0 = task / across * high, first = task % across * wide, count = smaller(high, rows - i0);
-    const auto load = [&](int64_t j, int64_t there, float* sums, int64_t apart) {
-      for (int64_t i = 0; i < count; i++) std::memcpy(sums + i * apart, result + (i0 + i) * columns + j, sizeof(float) * size_t(there));
-    };
-    ConvTensors part = t;
-    const auto store = [&](int64_t j, int64_t there, const float* sums, int64_t apart, bool is_last) {
-      part.epilogue = is_last ? t.epilogue : nullptr;
-      store_rows(part, count, there, sums, apart, result, i0 * columns + j, columns, j);
-    };
     if (count <= 0 || first >= strips) return;
     MatrixRows of_left(left + i0 * depth, count, depth);
-    packed_product(count, first, smaller(strips, first + wide), columns, depth, of_left, KeptPanels{panels, depth}, load, store);
+    const StoredRows to{t, count, result, i0, 0, columns};
+    packed_product(first, smaller(strips, first + wide), columns, depth, of_left, KeptPanels{panels, depth}, to);
   };
   if (rows * columns * depth > few) return parallel_for(parallel, down * across, compute);
   for (int64_t task = 0; task < down * across; task++) compute(task, 0);

@@ -6,7 +6,7 @@
 namespace msctx::MSCTX_ISA {
 
 extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
-    conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused, conv_product;
+    conv_implicit_precomp_gemm, conv_reference, conv_windows, conv_winograd, conv_winograd_nonfused, conv_product;
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
 void statistics(DType, const void* data, int64_t count, Statistics* pieces, const Parallel&);
 bool has_nonfinite(DType, const void* data, int64_t count);
@@ -89,7 +89,8 @@ constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
     {fprop, "implicit_gemm", &conv_product, fair, nullptr, kept_panels},
-    {fprop, "implicit_gemm", &conv_implicit_gemm, fair, nullptr, kept_windows},
+    {fprop, "implicit_gemm", &conv_windows, fair, nullptr, kept_windows},
+    {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "direct", &conv_depthwise, depthwise, nullptr, kept_depthwise},
     {fprop, "direct", &conv_direct, fair},

@@ -42,9 +42,11 @@ struct Entry {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
   std::shared_ptr<KeptWeight> weight;
   int64_t used;  // the last time, in uses of any
-  bool is_tried;  // by a measurement
+  int64_t tried_in;  // the measurement that keeps it, or 0
 };
-thread_local bool measures = false;
+// Of this thread: the number of the measurement that it makes, or 0; and whether that has kept anything.
+thread_local int64_t measurement = 0;
+thread_local bool has_tried = false;
 
 std::mutex& kept_weights_lock = fork_safe_mutex();
 struct AllKept {
@@ -105,7 +107,8 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
   const void* const other = found == kept.by_key.end() ? nullptr : found->second.weight.get();  // another thread's
   kept.drop(gone, [&](const Entry& entry) { return entry.storage.expired() || entry.weight.get() == other; });
   kept.bytes += weight->bytes;
-  kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses, measures});
+  kept.by_key.try_emplace(key, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight), ++kept.uses, measurement});
+  has_tried |= measurement != 0;
   while (kept.bytes > most_bytes || kept.by_key.size() > most_weights) {
     const int64_t oldest = kept.oldest_use();
     kept.drop(gone, [&](const Entry& entry) { return entry.used == oldest; });
@@ -197,12 +200,17 @@ at::Tensor Keeper::tensor(c10::function_ref<at::Tensor()> make) {
   return current(0, false, 0, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
 }
 
-WhileMeasuring::WhileMeasuring() { measures = true; }
+WhileMeasuring::WhileMeasuring() : outer_(measurement) {
+  static std::atomic<int64_t> last{0};
+  measurement = ++last;
+}
 WhileMeasuring::~WhileMeasuring() {
-  measures = false;
+  const int64_t mine = std::exchange(measurement, outer_);
+  if (!has_tried) return;
   std::vector<std::shared_ptr<KeptWeight>> gone;
   const std::lock_guard<std::mutex> guard(kept_weights_lock);
-  kept.drop(gone, [](const Entry& entry) { return entry.is_tried; });
+  kept.drop(gone, [mine](const Entry& entry) { return entry.tried_in == mine; });
+  has_tried = outer_ != 0;
 }
 
 void drop_kept_weights(bool all_of_them) {

@@ -49,6 +49,9 @@ class WhileMeasuring {
   WhileMeasuring();
   ~WhileMeasuring();
   WhileMeasuring(const WhileMeasuring&) = delete;
+
+ private:
+  const int64_t outer_;
 };
 
 // What the forms of an algorithm depend on.

@@ -58,6 +58,8 @@ def takes(row: Row, case: Case) -> bool:
     if "winograd" in row.algorithm:
         windows = {(3, 3)} if row.algorithm.startswith("tiles") else {(3, 3), (5, 5)}
         return case.window in windows and set(case.stride + case.dilation) == {1}
+    if row.algorithm == "windows":
+        return case.k // case.groups >= 16
     is_depthwise = 1 < case.groups == case.c
     if row.algorithm == "depthwise":
         return is_depthwise and case.c <= case.k

@@ -92,7 +92,7 @@ def test_all_reasons_are_reported(kernels: Kernels) -> None:
     bad = case(1, 4, 4, (9, 9), 2, 2, 1, 3, dtype="float64")
     for row in kernels.rows:
         found = [len(kernels.reasons(row, c)) for c in (bad, replace(bad, dtype="float32"), CASES[0])]
-        counts = {"gemm": [0, 0, 0], "reference": [0, 0, 0], "depthwise": [2, 1, 1], "product": [1, 1, 1]}
+        counts = {"gemm": [0, 0, 0], "reference": [0, 0, 0], "depthwise": [2, 1, 1], "product": [1, 1, 1], "windows": [2, 1, 1]}
         assert found == counts.get(row.algorithm, [4, 3, 0] if "winograd" in row.algorithm else [1, 0, 0]), row
 
 
@@ -109,7 +109,7 @@ def test_indices_of_32_bits(kernels: Kernels) -> None:
 
 def test_workspace(kernels: Kernels) -> None:
     """Known before anything runs; it may grow with the threads, and rows that say they need none need none."""
-    needs_none = {"implicit_gemm", "direct", "algo_0", "reference"}
+    needs_none = {"implicit_gemm", "windows", "direct", "algo_0", "reference"}
     for row in kernels.rows:
         for each in CASES:
             if kernels.reasons(row, each):

@@ -14,6 +14,7 @@ from kernels import FACTORS, ROWS, TARGETS, Kernels, Row
 
 NONFINITE = (
     case(2, 5, 6, (14, 15), 3, padding=1),
+    case(2, 5, 17, (14, 15), 3, 2, 1),
     case(2, 4, 3, (12, 11), 3),
     case(1, 3, 4, (16, 13), 5, padding=2),
     case(1, 6, 4, (9, 8), 3, padding=(4, 5)),  # some windows hold nothing but padding

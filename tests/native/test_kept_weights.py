@@ -284,6 +284,15 @@ def test_normal_takes_panels_where_rows_are_few() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_frozen_weight_of_any_strides_has_the_bits_of_a_dense_one(layout: torch.memory_format) -> None:
+    x = torch.randn(1, 8, 9, 10).contiguous(memory_format=layout)
+    for w in (weight(8, 16, 3, 3).transpose(0, 1), weight(16, 8, 5, 5)[:, :, 1:4, 1:4]):
+        with msctx.context(conv_fprop_algo="implicit_gemm", frozen_weights=True, fallback="error"):
+            assert bits([fn.conv2d(x, w.requires_grad_())]) == bits([fn.conv2d(x, w.detach().clone().contiguous())])
+
+
+@torch.no_grad()
 def test_a_measurement_keeps_no_weights(own_tuning_file: object) -> None:
     """Forms that lose would take the room of other weights'."""
     w, x = weight(16, 16, 3, 3).requires_grad_(), torch.randn(1, 16, 12, 12).contiguous(memory_format=torch.channels_last)

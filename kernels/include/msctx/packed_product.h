@@ -1,9 +1,10 @@
-// Products by a right operand whose panels are kept: nothing but the left one is packed. The sums are those of matrix_product.h, in its order.
+// Products by panels of the right operand, whose left one is read where it lies. The sums are those of matrix_product.h, in its order.
 #pragma once
 
 #include <array>
 #include <utility>
 
+#include "msctx/epilogue.h"
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
@@ -11,8 +12,8 @@ namespace msctx::MSCTX_ISA {
 // What is read of the left operand for some rows of a result, and stays in the second cache.
 constexpr int64_t packed_rows = 96, packed_depth = 4 * depth_block;
 
-// The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; if a vector
-// or less would be left, the last one has that, too.
+// The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; where one vector
+// at most would remain for a last strip, the strip before it takes it.
 constexpr int wide_vectors = tile_vectors + 1, wide_columns = wide_vectors * Vec::width, wide_rows = tile_rows * tile_vectors / wide_vectors;
 static inline int64_t strips_of(int64_t columns) { return larger(1, (columns + tile_columns - Vec::width - 1) / tile_columns); }
 static inline int64_t width_of(int64_t strip, int64_t columns) {
@@ -89,6 +90,7 @@ static inline void rows_by_panel(
 #pragma GCC unroll 4
   for (int64_t k = 0; k < depth; k++, b += columns, ahead += each) {
     __builtin_prefetch(ahead, 0, 3);
+    for (int64_t j = 16; j < each; j += 16) __builtin_prefetch(ahead + j, 0, 3);  // of a single tile
     Vec right[vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) right[j] = Vec::load(b + j * Vec::width);
@@ -122,29 +124,51 @@ struct KeptPanels {
   template <int64_t width>
   const float* operator()(int64_t j, int64_t, int64_t k, int64_t) { return panels + j * depth + k * width; }
 };
-struct FreshPanels {
-  Strided<float, float> right;
-  alignas(64) float panel[depth_block * wide_columns];
+class FreshPanels {
+ public:
+  explicit FreshPanels(Strided<float, float> right) : right_(right) {}
   template <int64_t width>
   const float* operator()(int64_t j, int64_t count, int64_t k, int64_t deep) {
-    right.template pack<width>(j, count, k, k + deep, panel, 0);
-    return panel;
+    right_.template pack<width>(j, count, k, k + deep, panel_, 0);
+    return panel_;
+  }
+
+ private:
+  Strided<float, float> right_;
+  alignas(64) float panel_[depth_block * wide_columns];
+};
+
+// Some rows of a float32 result with `channels` neighbours for each position, from position `at` and channel `first` on.
+struct StoredRows {
+  const ConvTensors& t;
+  int64_t rows;
+  float* result;
+  int64_t at, first, channels;
+  // What of the sums from column j on has been stored, into rows of `width`.
+  void load(int64_t j, int64_t count, float* sums, int64_t width) const {
+    for (int64_t i = 0; i < rows; i++)
+      std::memcpy(sums + i * width, result + (at + i) * channels + first + j, sizeof(float) * size_t(count));
+  }
+  // Finished, if they `are_all`.
+  void store(int64_t j, int64_t count, const float* sums, int64_t width, bool are_all) const {
+    ConvTensors part = t;
+    if (!are_all) part.epilogue = nullptr;
+    store_rows(part, rows, count, sums, width, result, at * channels + first + j, channels, first + j);
   }
 };
 
-// `rows` rows of a result of `columns`, at most Left::most_rows, in strips first to last. load(j, across, sums, width) gives what of the sums
-// from column j on has been stored, before all but the first part of the depth; store(j, across, sums, width, is_last) takes them, row by
-// row of `width`.
-template <class Left, class Right, class Load, class Store>
+// Rows of a result of `columns`, at most Left::most_rows, in strips first to last.
+template <class Left, class Right>
 static inline void packed_product(
-    int64_t rows, int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, Right&& right, const Load& load, const Store& store) {
+    int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, Right&& right, const StoredRows& result) {
+  const int64_t rows = result.rows;
   alignas(64) float c[Left::most_rows * wide_columns];
   for (int64_t from = 0, to; from < depth; from = to) {
     to = smaller(depth, from + left.terms_of_part());
     left.begin(from, to);
     for (int64_t strip = first; strip < last; strip++) {
       const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
-      if (from) load(j, across, c, width);
+      if (from) result.load(j, across, c, width);
       const auto compute = [&]<int vectors>(std::integral_constant<int, vectors>) {
         const int64_t tiles = divide_up(rows, int64_t(rows_by_panel_of<Left, true, vectors>.size()));
         for (int64_t k = from, deep; k < to; k += deep) {
@@ -162,7 +186,7 @@ static inline void packed_product(
         compute(std::integral_constant<int, tile_vectors>());
       else
         compute(std::integral_constant<int, wide_vectors>());
-      store(j, across, c, width, to == depth);
+      result.store(j, across, c, width, to == depth);
     }
   }
 }
