@@ -105,11 +105,12 @@ Merit merit_of(const ConvRow& row, const ConvCall& call) {
 int rank_of(const ConvRow& row, const ConvCall& call) {
   const Merit merit = merit_of(row, call);
   const bool copied = call.channels_last && !row.algorithm->reads_channels_last;
+  const bool is_finished = call.activation || call.has_scale || call.has_shift || call.has_other;
   switch (merit) {
     case Merit::beats_torch_by_far: return 3;
     case Merit::beats_torch: return copied ? 0 : 2;
     case Merit::beats_torch_channels_first: return call.channels_last ? 0 : 2;
-    case Merit::beats_torch_finished: return call.channels_last && (call.activation || call.has_scale || call.has_shift || call.has_other) ? 2 : 0;
+    case Merit::beats_torch_finished: return call.channels_last && is_finished ? 2 : 0;
     case Merit::runner_up: return copied ? 0 : 1;
     default: return 0;
   }

@@ -52,7 +52,7 @@ class ImageRows {
           *offset++ = int32_t(c * plane + (r * p_.dilation[1] * wide_ + s * p_.dilation[2]) * next);
   }
   template <int rows>
-  auto some(int64_t row, int64_t term) const {
+  auto rows_from(int64_t row, int64_t term) const {
     struct {
       const float* at[rows];
       const int32_t* offset;

@@ -65,8 +65,8 @@ const Decision* refused(
     const ConvCall* call = nullptr);
 // Complains of that, and counts it.
 void refuse(const Taken&, Direction, const Decision*);
-// Measures a call: run(row) computes it by a row, or (nullptr) by torch's own path, as it would be if that were chosen. On a CUDA device,
-// by its clock.
+// Measures a call: run(row) computes it by a row, or (nullptr) by torch's own path, as it would be if that were chosen, and returns whether it
+// prepared a weight. On a CUDA device, by its clock.
 const Decision* measured(
     const Taken&, const ConvCall&, const Decision* guessed, Direction, int threads, c10::function_ref<bool(const ConvRow*)> run,
     std::optional<int> device = std::nullopt);

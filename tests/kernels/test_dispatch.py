@@ -96,6 +96,15 @@ def test_all_reasons_are_reported(kernels: Kernels) -> None:
         assert found == counts.get(row.algorithm, [4, 3, 0] if "winograd" in row.algorithm else [1, 0, 0]), row
 
 
+def test_windows_that_are_large_or_reach_far_have_another_row(kernels: Kernels) -> None:
+    near, *far = case(1, 130, 17, 40, 3, padding=1), case(1, 130, 17, 40, 9, padding=4), case(1, 64, 16, 64, 3, 1, 32, 32)
+    rows = {row.algorithm: row for row in kernels.rows if row.name == "implicit_gemm"}
+    assert not kernels.reasons(rows["windows"], near)
+    for each in far:
+        assert kernels.reasons(rows["windows"], each) == ["its windows reach too far, or have too many elements"]
+        assert not kernels.reasons(rows["implicit_gemm"], each)
+
+
 def test_indices_of_32_bits(kernels: Kernels) -> None:
     """An image whose planes have more elements is refused by what keeps indices, without its being touched."""
     fits, large = (case(1, 1, 1, (2**15, side), 3, padding=1) for side in (2**16 - 1, 2**16))

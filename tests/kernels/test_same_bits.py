@@ -40,6 +40,7 @@ WINDOWS = (
     case(2, 72, 72, (9, 12), 3, padding=1, groups=3),
     case(1, 4, 49, (5, 300), (5, 3), (1, 2), (2, 9), (2, 1), groups=2),
 )
+"""Strides, groups, more channels than are copied at once, rows that are cut."""
 
 
 @pytest.mark.full

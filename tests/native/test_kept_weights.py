@@ -284,6 +284,23 @@ def test_normal_takes_panels_where_rows_are_few() -> None:
 
 
 @torch.no_grad()
+def test_normal_takes_small_layers_before_an_epilogue() -> None:
+    if core.load().c.msctx_isa_in_use() != "avx2":
+        pytest.skip("measured with AVX2 alone")
+    ran = []
+    for c, groups, window in ((8, 1, 1), (3, 1, 3), (8, 8, 3), (8, 1, 3)):
+        x = torch.randn(1, c, 40, 40).contiguous(memory_format=torch.channels_last)
+        w = weight(16 if groups == 1 else c, c // groups, window, window).requires_grad_()
+        for activation in ("none", "relu"):
+            with msctx.context(conv_fprop_algo="normal", frozen_weights=True) as ctx:
+                torch.ops.msctx.convolution(
+                    x, w, [1, 1], [window // 2] * 2, [1, 1], groups, None, None, None, activation, 0.0, 0.0, False
+                )
+            ran += [row.ran for row in ctx.choices()]
+    assert ran == ["torch", "implicit_gemm", "torch", "implicit_gemm", "torch", "direct", "torch", "torch"]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_frozen_weight_of_any_strides_has_the_bits_of_a_dense_one(layout: torch.memory_format) -> None:
     x = torch.randn(1, 8, 9, 10).contiguous(memory_format=layout)

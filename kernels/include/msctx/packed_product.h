@@ -47,9 +47,9 @@ class MatrixRows {
     for (int64_t i = 0; i < rows_; i++) std::memcpy(copies_ + i * apart, data_ + i * depth_ + from, sizeof(float) * size_t(to - from));
     at_ = copies_;
   }
-  // Some rows from `row` on, at first at a term of the part.
+  // `rows` rows from `row` on, at term `term` of the part: (i) is the value of row i, next() goes to the next term.
   template <int rows>
-  auto some(int64_t row, int64_t term) const {
+  auto rows_from(int64_t row, int64_t term) const {
     constexpr int together = 3;  // rows whose addresses are a register and multiples of the step
     struct {
       const float* at[(rows + together - 1) / together];
@@ -79,7 +79,7 @@ template <class Left, bool is_first, int vectors, int rows>
 static inline void rows_by_panel(
     int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, int64_t turn, int64_t turns) {
   constexpr int columns = vectors * Vec::width;
-  auto at = left.template some<rows>(row, term);
+  auto at = left.template rows_from<rows>(row, term);
   Vec sum[rows][vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
@@ -149,7 +149,7 @@ struct StoredRows {
     for (int64_t i = 0; i < rows; i++)
       std::memcpy(sums + i * width, result + (at + i) * channels + first + j, sizeof(float) * size_t(count));
   }
-  // Finished, if they `are_all`.
+  // `are_all`: no terms are missing, so they are finished, too.
   void store(int64_t j, int64_t count, const float* sums, int64_t width, bool are_all) const {
     ConvTensors part = t;
     if (!are_all) part.epilogue = nullptr;
