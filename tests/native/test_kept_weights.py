@@ -304,9 +304,9 @@ def test_normal_takes_small_layers_before_an_epilogue() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_frozen_weight_of_any_strides_has_the_bits_of_a_dense_one(layout: torch.memory_format) -> None:
     x = torch.randn(1, 8, 9, 10).contiguous(memory_format=layout)
-    for w in (weight(8, 16, 3, 3).transpose(0, 1), weight(16, 8, 5, 5)[:, :, 1:4, 1:4]):
+    for w in map(nn.Parameter, (weight(8, 16, 3, 3).transpose(0, 1), weight(16, 8, 5, 5)[:, :, 1:4, 1:4])):
         with msctx.context(conv_fprop_algo="implicit_gemm", frozen_weights=True, fallback="error"):
-            assert bits([fn.conv2d(x, w.requires_grad_())]) == bits([fn.conv2d(x, w.detach().clone().contiguous())])
+            assert bits([fn.conv2d(x, w)]) == bits([fn.conv2d(x, w.detach().clone().contiguous())])
 
 
 @torch.no_grad()
