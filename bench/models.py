@@ -110,7 +110,8 @@ def measure(name: str, phase: str, batch: int, given: argparse.Namespace) -> dic
     def compiled(way: str, scope: Scope, **options: Any) -> None:
         """Inductor gives convolutions the format that it likes: in both formats it took the same time."""
         f = [*models][-1]
-        enter("torch", way, f, scope, step_of(torch.compile(models[f], options=options), is_training))
+        model = copy.deepcopy(models[f]) if options else models[f]  # freezing marks weights, for whatever compiles them later
+        enter("torch", way, f, scope, step_of(torch.compile(model, options=options), is_training))
 
     for f, model in models.items():
         enter("torch", "eager", f, nullcontext, step_of(model, is_training))
