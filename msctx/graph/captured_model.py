@@ -41,7 +41,7 @@ class CapturedModel:
     """What the guards on a model's parts compare.
 
     Attributes:
-        told: equal for models that one code is for: keys and constants, which it keeps, types of modules, weights without their values.
+        told: equal for models that one code is for: keys and constants, which it keeps, types of modules, weights but for values.
         covered: the ids of modules and weights, in the order in which they are met.
     """
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import msctx
 from msctx.graph import captured_model, graph_mode
+from msctx.native import core
 
 STEADY = EAGER_GRAPHS | {"conv_fprop_algo": "normal", "frozen_weights": True}
 
@@ -157,6 +158,47 @@ def test_a_model_that_changes_computes_what_eager_code_does(change: str, kept: l
     assert len(kept) <= 3
     objects = "plain", "factors", "names", "unregistered", "type("
     assert [name for name in kept[0] if not any(one in name for one in objects)] == []
+
+
+def renamed(net: Net) -> None:
+    net.__dict__ = {{"sizes": "size"}.get(name, name): value for name, value in vars(net).items()}
+
+
+SEEN: dict[str, Callable[[Net], Any]] = {
+    "name": renamed,
+    "last attribute": lambda net: delattr(net, "nothing"),
+    "one more": lambda net: setattr(net, "more", None),
+    "shape": lambda net: setattr(net.last.bias, "data", torch.ones(1)),
+    "strides": lambda net: setattr(net.last.weight, "data", torch.ones(4, 4).t()),
+    "dtype": lambda net: setattr(net.last.weight, "data", torch.ones(4, 4).half()),
+    "requires_grad": lambda net: net.last.weight.requires_grad_(False),
+    "gone": lambda net: delattr(net, "first"),
+}
+
+
+@pytest.mark.parametrize("change", SEEN)
+def test_the_walk_sees(change: str) -> None:
+    core.load()
+    net = model()
+    found = captured_model.CapturedModel(net, 0)
+    net.last.weight.data.zero_()
+    assert found.holds()
+    SEEN[change](net)
+    assert not found.holds()
+
+
+def test_the_walk_is_for_one_mode_of_a_thread() -> None:
+    core.load()
+    found = captured_model.CapturedModel(model(), 0)
+    with torch.inference_mode():
+        assert not found.holds()
+
+
+def test_a_model_that_its_capture_changes_keeps_its_guards(kept: list[list[str]]) -> None:
+    net, x = nn.Sequential(nn.LazyLinear(4), nn.ReLU()), torch.ones(2, 3)
+    with torch.no_grad(), msctx.context(**STEADY):
+        for _ in range(3):
+            torch.testing.assert_close(net(x), eager(net, x))
 
 
 def test_numbers_that_take_the_place_of_others_in_memory_are_seen() -> None:
