@@ -189,9 +189,11 @@ def test_the_walk_sees(change: str) -> None:
 
 def test_the_walk_is_for_one_mode_of_a_thread() -> None:
     core.load()
-    found = captured_model.CapturedModel(model(), 0)
+    found = captured_model.CapturedModel(net := model(), 0)
     with torch.inference_mode():
         assert not found.holds()
+    assert found.holds()
+    del net
 
 
 def test_a_model_that_its_capture_changes_keeps_its_guards(kept: list[list[str]]) -> None:
