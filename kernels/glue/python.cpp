@@ -8,6 +8,8 @@
 
 #include "msctx/interface.h"
 
+// Null where the process has no Python.
+#define MSCTX_OF_PYTHON(result, name, ...) extern "C" __attribute__((weak)) result name(__VA_ARGS__)
 MSCTX_OF_PYTHON(int, PyGILState_Ensure);
 MSCTX_OF_PYTHON(void, PyGILState_Release, int);
 MSCTX_OF_PYTHON(void*, Py_VaBuildValue, const char*, va_list);
@@ -15,6 +17,7 @@ MSCTX_OF_PYTHON(void*, PyObject_CallObject, void*, void*);
 MSCTX_OF_PYTHON(void*, PyObject_GetAttrString, void*, const char*);
 MSCTX_OF_PYTHON(const char*, PyUnicode_AsUTF8, void*);
 MSCTX_OF_PYTHON(long, PyLong_AsLong, void*);
+MSCTX_OF_PYTHON(void, Py_DecRef, void*);
 MSCTX_OF_PYTHON(void*, PyErr_Occurred);
 MSCTX_OF_PYTHON(void, PyErr_Fetch, void**, void**, void**);
 MSCTX_OF_PYTHON(void, PyErr_Restore, void*, void*, void*);

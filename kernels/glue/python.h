@@ -4,10 +4,6 @@
 
 #include <string>
 
-// A function of Python's own; null where the process has no Python.
-#define MSCTX_OF_PYTHON(result, name, ...) extern "C" __attribute__((weak)) result name(__VA_ARGS__)
-MSCTX_OF_PYTHON(void, Py_DecRef, void*);
-
 namespace msctx::glue {
 
 // A function of Python's, which keeps it alive; nullptr: none.

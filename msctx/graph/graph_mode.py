@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from msctx.errors import GraphError, text_of
-from msctx.graph import backend, captured_model, input_shapes, report
-from msctx.native import core, module_tracker
+from msctx.graph import backend, input_shapes, report
+from msctx.native import module_tracker
 from msctx.native.counter_lifetimes import MET
 from msctx.notices import warn
 from msctx.options.switch_values import Compilation
@@ -35,7 +35,6 @@ IN_TRANSFORM = (
     "These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; jit_syntax_level='STRICT' "
     "makes them an error."
 )
-OTHER = "the model, or a part of it, is not as it was when its class was first compiled"
 CALL = "_compiled_call_impl"
 """Where torch looks for the compiled form of a module that is called."""
 
@@ -83,19 +82,16 @@ def _call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
-    forms = known[wanted]
     outer, backend.here.module = backend.here.module, module
     try:
-        if wanted.steady and not torch.is_grad_enabled() and core.loaded() is not None:
-            forms = forms.lighter(module, (*args, *kwargs.values()))
-        return module_tracker.inside(module, functools.partial(_run_shaped, forms, wanted, module, args, kwargs))
+        return module_tracker.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
     finally:
-        backend.here.module, report.here.reason = outer, ""
+        backend.here.module = outer
 
 
-def _forward(msctx_outermost_module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """A frame that Dynamo captures: it passes over those of torch's own modules. The name of its argument is in Dynamo's guards."""
-    return msctx_outermost_module._call_impl(*args, **kwargs)
+def _forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """A frame that Dynamo captures: it passes over those of torch's own modules."""
+    return module._call_impl(*args, **kwargs)
 
 
 class Forms:
@@ -106,27 +102,13 @@ class Forms:
         eager: what it is made of.
     """
 
-    def __init__(self, function: Callable[..., Any], wanted: Compilation, guards: Callable[..., Any] | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
         how: dict[str, Any] = {"backend": backend.backend(wanted), "dynamic": wanted.shapes.dynamic}
-        if guards is not None:
-            how["options"] = {"guard_filter_fn": guards}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.compiled = torch.compile(function, fullgraph=wanted.whole or wanted.only, **how)
-        self.wanted, self.models = wanted, captured_model.Models()
-
-    def lighter(self, module: nn.Module, given: Iterable[Any]) -> Forms:
-        """Those without the guards that a walk over the module replaces, if it is as the first one was."""
-        fits = self.models.fits(module, given)
-        report.here.reason = "" if fits else OTHER
-        return self._light if fits else self
-
-    @functools.cached_property
-    def _light(self) -> Forms:
-        code = self.eager.__code__.replace()  # Dynamo keeps what it compiles by code
-        return Forms(types.FunctionType(code, globals(), self.name), self.wanted, self.models.kept)
 
 
 _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = weakref.WeakKeyDictionary()

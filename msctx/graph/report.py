@@ -277,7 +277,7 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
         where=where,
         operators=int(metrics.get("graph_op_count") or 0),
         breaks=tuple(dict.fromkeys(parse(text) for name, text in artifacts if name == BREAK)),
-        recompiled="; ".join(dict.fromkeys(map(_guard, reasons))) or here.reason,
+        recompiled="; ".join(dict.fromkeys(map(_guard, reasons))),
         seconds=float(metrics.get("entire_frame_compile_time_s") or 0),
         cache=next((word for word in ("miss", "bypass", "hit") if word in caches), ""),
         settings=_settings(),
@@ -305,12 +305,6 @@ def _settings() -> str:
     return ", ".join([*found, *filter(None, [torch.compiler.config.cache_key_tag])])
 
 
-class _Here(threading.local):
-    reason = ""
-    """Why code is compiled beside other code of a class, where Dynamo does not know of that."""
-
-
-here = _Here()
 LISTENER = _Listener()
 ENDED: list[Callable[[], None]] = []
 """What is called in the thread that has compiled something."""

@@ -70,7 +70,7 @@ _RETURNS: dict[Any, str] = {
     TEXT: "isa isa_in_use compiler install install_cuda install_npu hook_problem pool_set precision_install",
     DONE: "set_policy book_open book_close fingerprint learn",
     JSON: "book_rows measured collected running",
-    HANDLE: "book_new captured_model",
+    HANDLE: "book_new",
     (c_char_p,): "serve_cuda_kernels",
     (c_double,): "measuring_seconds",
     (c_int64,): "measurements collect_dropped pool_empty_cache cap_set",
@@ -81,9 +81,6 @@ _TAKES: dict[str, list[Any]] = {
     "install": [py_object],
     "serve_cuda_kernels": [py_object, c_char_p],
     "book_delete": [c_void_p],
-    "captured_model": [c_void_p, c_int64, c_void_p, c_int64],
-    "captured_model_holds": [c_void_p],
-    "captured_model_delete": [c_void_p],
     "book_open": [c_void_p],
     "book_close": [c_void_p],
     "book_rows": [c_void_p],
@@ -102,12 +99,6 @@ _TAKES: dict[str, list[Any]] = {
 }
 
 
-HOLD_THE_GIL = (
-    "enter_module on_trial precision_switch precision_note_autocast captured_model captured_model_holds captured_model_delete"
-)
-"""They read objects of Python's, or are done before the GIL would be released."""
-
-
 class Core:
     """The library in this process; ``c`` has its functions, most of which release the GIL."""
 
@@ -118,8 +109,8 @@ class Core:
         torch.ops.load_library(str(made.glue))
         self.made = made
         self.c = c = ctypes.CDLL(str(made.glue))
-        for name in HOLD_THE_GIL.split():
-            setattr(c, f"msctx_{name}", getattr(ctypes.PyDLL(str(made.glue)), f"msctx_{name}"))
+        for name in ("msctx_enter_module", "msctx_on_trial", "msctx_precision_switch", "msctx_precision_note_autocast"):
+            setattr(c, name, getattr(ctypes.PyDLL(str(made.glue)), name))  # it is done before the GIL would be released
         for name, arguments in _TAKES.items():
             getattr(c, f"msctx_{name}").argtypes = arguments
         for (result, *read), names in _RETURNS.items():

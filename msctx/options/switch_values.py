@@ -46,7 +46,6 @@ class Compilation:
     frozen: bool = False  # weights become constants where no gradients are computed
     weights: bool = False  # convolutions read them where they are, since an algorithm is requested
     epilogues: bool = False  # convolutions of graphs without gradients take what follows them into their call
-    steady: bool = False  # the parts of a model are compared at once, by frozen_weights
     races: ConvPolicy | None = None  # under which PyTorch's own ways of graphs without gradients are measured, too
 
 

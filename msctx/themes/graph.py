@@ -279,7 +279,6 @@ def _fusion(on: On) -> dict[str, Any]:
         "scope_passes": tuple(passes.split(",")) if passes else (),
         "weights": on.device == "cpu" and _has_algorithm(on, *DIRECTIONS),
         "epilogues": _has_algorithm(on, "fprop"),
-        "steady": bool(on.at("cpu").get("frozen_weights")),
         "races": raced(on) if fused(on) is not False else None,
         "frozen": bool(on.get(FROZEN)) and not hides(on, FROZEN),
     }

@@ -1,7 +1,6 @@
 // What stands around them: mixed precision, memory, observers, accelerators. The file with most of torch's headers stands first.
 #include "glue/precision_policy.cpp"
 #include "glue/allocator.cpp"
-#include "glue/captured_model.cpp"
 #include "glue/collector.cpp"
 #include "glue/cuda.cpp"
 #include "glue/cuda_depthwise.cpp"
