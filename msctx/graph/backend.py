@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,6 +41,9 @@ class Backend:
             given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
         made = self._compile(graph, inputs)
+        here.without_gradients = not torch.is_grad_enabled() and not any(
+            GRADIENTS.search(str(node.target)) for node in _nodes(graph)
+        )
         return _stop if self.wanted.only else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -68,14 +71,20 @@ class Backend:
             return graph.forward
 
 
+GRADIENTS = re.compile("grad|inference")
+"""In the names of what switches gradients on."""
 RANDOM = re.compile(
     r"drop|rrelu|rand|bernoulli|normal_?$|multinomial|poisson|exponential|uniform|cauchy|geometric|gumbel|lstm|gru|rnn"
 )
 
 
+def _nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    return (node for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes)
+
+
 def _draws(graph: torch.fx.GraphModule) -> str:
     """The name of an operator that draws random numbers: torch's budget for activations recomputes it with others."""
-    for node in (node for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes):
+    for node in _nodes(graph):
         name = str(getattr(node.target, "__name__", node.target)) if node.op in ("call_function", "call_method") else ""
         if "attention" in name and (node.kwargs.get("dropout_p") or node.args[4:5] not in ((), (0,))):
             return name
@@ -153,9 +162,28 @@ def _stop(*_: Any) -> Any:
 class _Here(threading.local):
     module: torch.nn.Module | None = None
     """The outermost that runs."""
+    without_gradients = False
+    """Whether the graph that was just captured records none; until its guards are made."""
 
 
 here = _Here()
+
+
+def needed(guards: Sequence[Any]) -> list[bool]:
+    """Which guards of Dynamo's can find a change of what runs: not all on absent hooks, which are a third of a network's guards.
+
+    Without gradients backward hooks do nothing. Which hooks take keyword arguments matters if there are hooks.
+    """
+    without_gradients, here.without_gradients = here.without_gradients, False
+    absent = {one.name for one in guards if one.guard_type == "EMPTY_NN_MODULE_HOOKS_DICT"}
+
+    def is_needed(name: str) -> bool:
+        if name.endswith(("._backward_hooks", "._backward_pre_hooks")):
+            return not without_gradients
+        of_all = name.removesuffix("_with_kwargs")
+        return of_all == name or of_all not in absent
+
+    return [one.name not in absent or is_needed(one.name) for one in guards]
 
 
 @functools.cache

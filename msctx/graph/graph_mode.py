@@ -104,6 +104,7 @@ class Forms:
 
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
         how: dict[str, Any] = {"backend": backend.backend(wanted), "dynamic": wanted.shapes.dynamic}
+        how["options"] = {"guard_filter_fn": backend.needed}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch._dynamo.utils import counters
 from torch.nn.modules.module import register_module_forward_hook
 
 import msctx
+from msctx.graph import backend
 
 
 def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
@@ -121,6 +123,67 @@ def test_hooks_and_forwards_that_change_later_are_compiled_with_their_reason(hoo
         torch.testing.assert_close(results(), expected)
     assert all("hooks" in row.recompiled or "forward" in row.recompiled for row in ctx.graphs().recompiled)
     assert ctx.graphs().recompiled
+
+
+class Forces(nn.Module):
+    """Computes gradients itself, whether or not its caller does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Inner())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.inner(x).sum(), x)[0]
+
+
+@pytest.mark.parametrize("kind", [Scale, Forces])
+@pytest.mark.parametrize("hook", [one for one in HOOKS if "class" not in one])
+def test_hooks_without_gradients_are_compiled_where_they_act(hook: str, kind: Any) -> None:
+    def results() -> list[torch.Tensor]:
+        net, x, found = kind(), torch.ones(2, 3), []
+        net.inner = nn.Sequential(inner := Inner())
+        for _ in range(2):
+            found.append(net(x))
+            handle = HOOKS[hook](inner)
+            found.append(net(x))
+            handle.remove()
+        return found
+
+    with torch.no_grad():
+        expected = results()
+        with msctx.context(**EAGER_GRAPHS) as ctx:
+            torch.testing.assert_close(results(), expected)
+    acts = not torch.equal(expected[0], expected[1])
+    assert acts == (kind is Forces or "backward" not in hook)
+    assert bool(ctx.graphs().recompiled) == acts
+
+
+@pytest.mark.parametrize("register", [nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook])
+def test_a_hook_that_takes_keyword_arguments_replaces_the_same_that_does_not(register: Callable[..., Any]) -> None:
+    seen: list[int] = []
+
+    def hook(module: nn.Module, *given: Any) -> None:
+        seen.append(len(given))
+
+    net = Scale()
+    with msctx.context(**EAGER_GRAPHS):
+        for with_kwargs in (False, True, False):
+            handle = register(net.inner, hook, with_kwargs=with_kwargs)
+            net(torch.ones(2, 3))
+            handle.remove()
+    assert seen in ([1, 2, 1], [2, 3, 2])
+
+
+def test_guards_on_absent_hooks_are_those_that_can_find_a_change() -> None:
+    names = "_forward_hooks", "_forward_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"
+    absent = [SimpleNamespace(name=f"a.{name}", guard_type="EMPTY_NN_MODULE_HOOKS_DICT") for name in names]
+    there = [SimpleNamespace(name=f"b.{name}", guard_type="SEQUENCE_LENGTH") for name in names]
+    backend.here.without_gradients = True
+    assert backend.needed([*absent, *there]) == [True, False, False, False, *4 * [True]]
+    assert backend.needed(absent) == [True, False, True, True], "that was for one graph"
+    assert backend.needed(absent[1:2]) == [True], "nothing else says that there are no hooks"
 
 
 @pytest.mark.parametrize("how", ["own compile()", "torch.compile", "script", "trace", "fx"])
