@@ -9,6 +9,9 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
 #include <unordered_set>
 
 #include "glue/cuda.h"
@@ -387,16 +390,61 @@ at::Tensor finish(const at::Tensor& given, const Finishing& f) {
   return result;
 }
 
-// Of 2-D float32, as msctx/graph/epilogues.py makes it. The result is channels_last, whatever the input is.
+// What is the same in all calls of one place in a graph. As text it is one argument: a dozen cost as much as a small convolution.
+struct Fixed {
+  std::array<int64_t, 2> stride, padding, dilation;
+  int64_t groups = 1;
+  Epilogue how;
+};
+
+const Fixed& fixed_of(c10::string_view text) {
+  static auto& known = immortal<std::map<std::string, Fixed, std::less<>>>();
+  static std::mutex& lock = fork_safe_mutex();
+  const std::lock_guard<std::mutex> guard(lock);
+  if (const auto at = known.find(text); at != known.end()) return at->second;
+  Fixed made;
+  std::istringstream in{std::string(text)};
+  std::string word, activation;
+  for (auto* pair : {&made.stride, &made.padding, &made.dilation}) in >> word >> (*pair)[0] >> (*pair)[1];
+  in >> word >> made.groups >> activation;
+  const auto name = std::ranges::find(activation_names, activation);
+  TORCH_CHECK_VALUE(in && name != std::end(activation_names), "msctx::convolution does not know what \"", text, "\" means");
+  made.how.activation = Activation(name - activation_names);
+  made.how.adds_last = bool(in >> word);
+  return known.emplace(text, made).first->second;
+}
+
+// A batch norm of inference as a factor and a term for each channel.
+std::array<at::Tensor, 2> of_batch_norm(
+    const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& variance, double epsilon) {
+  const auto vector = [&] { return at::empty({variance.numel()}, variance.options()); };
+  const std::array made{vector(), vector()};
+  float *const factor = made[0].mutable_data_ptr<float>(), *const term = made[1].mutable_data_ptr<float>();
+  const float *const m = mean.const_data_ptr<float>(), *const v = variance.const_data_ptr<float>();
+  const float* const w = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
+  const float* const b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  for (int64_t i = 0; i < variance.numel(); ++i) {
+    factor[i] = (w ? w[i] : 1.0f) / std::sqrt(v[i] + float(epsilon));
+    term[i] = (b ? b[i] : 0.0f) - m[i] * factor[i];
+  }
+  return made;
+}
+
+// Of 2-D float32, as msctx/graph/epilogues.py makes it. The result is channels_last, whatever the input is. With a mean and a variance,
+// `scale` and `shift` are the weight and the bias of a batch norm.
 at::Tensor finished_convolution(
-    const at::Tensor& given, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
-    c10::string_view activation, double low, double high, bool adds_last) {
+    const at::Tensor& given, const at::Tensor& weight, c10::string_view text, const std::optional<at::Tensor>& scale,
+    const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance,
+    const std::optional<at::Tensor>& other, double low, double high, double epsilon) {
   const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
-  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
+  const auto& [stride, padding, dilation, groups, fixed] = fixed_of(text);
+  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), fixed};
+  if (mean && variance) {
+    const auto [factor, term] = of_batch_norm(finishing.scale, finishing.shift, dense(mean), dense(variance), epsilon);
+    finishing.scale = factor, finishing.shift = term;
+  }
   Epilogue& how = finishing.how;
-  how.activation = Activation(std::ranges::find(activation_names, activation) - activation_names);
-  how.low = float(low), how.high = float(high), how.adds_last = adds_last;
+  how.low = float(low), how.high = float(high);
   constexpr int64_t none[] = {0, 0};
   const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
   const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
@@ -416,7 +464,7 @@ at::Tensor finished_convolution(
   if (requested->call) {
     ConvCall& call = *requested->call;
     call.channels_last = 1;
-    call.activation = int32_t(how.activation), call.adds_last = finishing.other.defined() && adds_last;
+    call.activation = int32_t(how.activation), call.adds_last = finishing.other.defined() && how.adds_last;
     call.has_scale = finishing.scale.defined(), call.has_shift = finishing.shift.defined(), call.has_other = finishing.other.defined();
   }
   return forward(*requested, input, weight, std::nullopt, torch, &finishing);
@@ -427,8 +475,8 @@ at::Tensor finished_convolution(
 void install_finished() {
   static auto* const defined = new torch::Library(torch::Library::FRAGMENT, "msctx", std::nullopt, __FILE__, __LINE__);
   defined->def(
-      "convolution(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, Tensor? scale, Tensor? shift, "
-      "Tensor? other, str activation, float low, float high, bool adds_last) -> Tensor");
+      "convolution(Tensor input, Tensor weight, str how, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, Tensor? other, "
+      "float low, float high, float epsilon) -> Tensor");
   library("msctx", c10::DispatchKey::CPU).impl("convolution", TORCH_FN(finished_convolution));
 }
 

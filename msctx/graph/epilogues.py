@@ -127,8 +127,12 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _is_ours(node: fx.Node) -> bool:
+    if node.kwargs:
+        return False
     value, weight = _value(node), _value(node.args[1])
-    if not all(isinstance(size, int) for size in weight.shape) or node.kwargs:
+    _, _, _, *pairs, _, _, groups = node.args
+    numbers = (*weight.shape, *(number for pair in pairs for number in pair), groups)  # type: ignore[union-attr]
+    if not all(isinstance(number, int) for number in numbers):
         return False
     if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.device.type != "cpu":
         return False
@@ -159,18 +163,42 @@ class Epilogue:
 
 def _replace(graph: fx.Graph, node: fx.Node) -> None:
     """Put one call in the place of a convolution and of what follows it."""
-    given, weight, shift, stride, padding, dilation, _, _, groups = node.args
-    e, last = Epilogue(shift=shift), node  # type: ignore[arg-type]
+    args: Any = node.args
+    given, weight, shift, *pairs, _, _, groups = args
+    e, last = Epilogue(shift=shift), node
     while (after := _follow(graph, node, last, e)) is not None:
         last = after
-    parts = (given, weight, stride, padding, dilation, groups)
+    norm = _batch_norm(e) or {"scale": e.scale, "shift": e.shift}
+    numbers = (number for one in pairs for number in (one if len(one) == 2 else [*one, *one]))
+    how = "stride {} {} padding {} {} dilation {} {}".format(*numbers)
+    how += f" groups {groups} {e.activation}{' sum' * e.adds_last}"
     with graph.inserting_after(last):
         call = graph.call_function(
             torch.ops.msctx.convolution.default,
-            (*parts, e.scale, e.shift, e.other, e.activation, e.low, e.high, e.adds_last),
+            (given, weight, how, *map(norm.get, _OF_NORM), e.other, e.low, e.high, norm.get("epsilon", 0.0)),
         )
     call.meta = dict(node.meta)
     last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+
+
+_OF_NORM = "scale", "shift", "mean", "variance"
+_RECIPROCAL = ("mul", ("reciprocal", ("sqrt", ("add", "variance", "epsilon"))), 1)
+_CENTRE = ("mul", ("neg", "mean"), _RECIPROCAL)
+_NORMS = [(("mul", _RECIPROCAL, "scale"), ("add", ("mul", _CENTRE, "scale"), "shift")), (_RECIPROCAL, _CENTRE)]
+"""A batch norm's factor and term for each channel, with and without weights, as `_follow` makes them."""
+
+
+def _batch_norm(e: Epilogue) -> dict[str, Any]:
+    """The parts of a batch norm, from which the operator computes scale and shift: less than a kernel's call for each costs."""
+    for scale, shift in _NORMS:
+        for found in match(scale, e.scale, {}):
+            for whole in match(shift, e.shift, found):
+                vectors = [whole[name] for name in _OF_NORM if name in whole]
+                if isinstance(whole["epsilon"], float) and all(
+                    _is_shaped(one, [*_value(vectors[-1]).shape]) for one in vectors
+                ):
+                    return whole
+    return {}
 
 
 def _channels(node: fx.Node) -> int:
@@ -235,8 +263,9 @@ def _by_channel(graph: fx.Graph, base: fx.Node, node: fx.Node, other: Any) -> fx
 def _operator() -> None:
     core.load()  # defines it
 
-    def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
-        plain = aten.convolution.default(given, weight, None, stride, padding, dilation, False, [0, 0], groups)
+    def result(given: Any, weight: Any, how: str, *rest: Any) -> torch.Tensor:
+        *pairs, groups = [int(word) for word in how.split() if word.isdigit()]
+        plain = aten.convolution.default(given, weight, None, pairs[:2], pairs[2:4], pairs[4:], False, [0, 0], groups)
         return torch.empty_like(plain, memory_format=torch.channels_last)
 
     torch.library.register_fake("msctx::convolution", result)

@@ -79,6 +79,33 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
         torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_batch_norm_is_computed_in_the_call(affine: bool) -> None:
+    norm, x = nn.BatchNorm2d(8, eps=0.5, affine=affine), images(last=True)
+    for tensor in (norm.running_mean, norm.running_var, *norm.parameters()):
+        nn.init.uniform_(tensor, 0.5, 2)
+    model = nn.Sequential(nn.Conv2d(6, 8, (3, 2), (2, 1), (1, 0), (1, 2), 2, bias=False), norm, nn.Hardswish()).eval()
+    with torch.no_grad():
+        result, choices, code = through_graphs(REQUESTED, model, x)
+        right = model.double()(x.double())
+    assert "cpp_fused" not in code, "a kernel of inductor's computes scale and shift"
+    assert [row.epilogue for row in choices] == ["scale+shift+hardswish"]
+    torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
+
+
+class OneNumber(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.convolution(x, self.weight, self.bias, [2], [1], [1], False, [0], 1).relu()
+
+
+def test_one_number_is_for_both_dimensions() -> None:
+    model, x = OneNumber(6, 7, 3), images()
+    with torch.no_grad():
+        result, _, code = through_graphs(REQUESTED, model, x)
+        torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+    assert "stride 2 2 padding 1 1 dilation 1 1 groups 1 relu" in code
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -223,8 +250,8 @@ def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[in
         x, weight, scale, shift, other = given.values()
         with msctx.context(conv_fprop_algo="normal") as ctx:
             found = torch.ops.msctx.convolution(
-                *(x, weight, [1, 1], [0, 0], [1, 1], 1, scale, shift, None if adds_last is None else other),
-                *(name, -0.25, 0.5, bool(adds_last)),
+                *(x, weight, f"stride 1 1 padding 0 0 dilation 1 1 groups 1 {name}{' sum' if adds_last else ''}", scale, shift),
+                *(None, None, None if adds_last is None else other, -0.25, 0.5, 0.0),
             )
         assert ctx.choices()[0].ran == "torch"
         plain_result = functional.conv2d(x.double(), weight.double()).float()  # Inf where float32 has it

@@ -293,9 +293,8 @@ def test_normal_takes_small_layers_before_an_epilogue() -> None:
         w = weight(16 if groups == 1 else c, c // groups, window, window).requires_grad_()
         for activation in ("none", "relu"):
             with msctx.context(conv_fprop_algo="normal", frozen_weights=True) as ctx:
-                torch.ops.msctx.convolution(
-                    x, w, [1, 1], [window // 2] * 2, [1, 1], groups, None, None, None, activation, 0.0, 0.0, False
-                )
+                how = f"stride 1 1 padding {window // 2} {window // 2} dilation 1 1 groups {groups} {activation}"
+                torch.ops.msctx.convolution(x, w, how, *[None] * 5, 0.0, 0.0, 0.0)
             ran += [row.ran for row in ctx.choices()]
     assert ran == ["torch", "implicit_gemm", "torch", "implicit_gemm", "torch", "direct", "torch", "torch"]
 
