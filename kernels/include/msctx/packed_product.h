@@ -149,6 +149,10 @@ struct StoredRows {
     for (int64_t i = 0; i < rows; i++)
       std::memcpy(sums + i * width, result + (at + i) * channels + first + j, sizeof(float) * size_t(count));
   }
+  // Fetches the lines that rows `from` to `to` go to: to wait for them takes as long as to finish the rows.
+  void fetch(int64_t j, int64_t from, int64_t to) const {
+    for (int64_t i = from; i < to; i++) __builtin_prefetch(result + (at + i) * channels + first + j, 1, 3);
+  }
   // `are_all`: no terms are missing, so they are finished, too.
   void store(int64_t j, int64_t count, const float* sums, int64_t width, bool are_all) const {
     ConvTensors part = t;
@@ -177,6 +181,7 @@ static inline void packed_product(
           const auto& tile = k ? rows_by_panel_of<Left, false, vectors> : rows_by_panel_of<Left, true, vectors>;
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
+            if (k == from) result.fetch(j, row, end);
             tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, i, tiles);
             row = end;
           }
