@@ -6,7 +6,7 @@ import hashlib
 import importlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.lowering import fallback_handler, lowerings
 from torch._inductor.pattern_matcher import PatternMatcherPass
@@ -72,12 +73,14 @@ class Way:
         A backward pass that cannot be compiled runs eagerly: its forward pass has run already.
         """
         wanted = self.wanted
+        checks: AbstractContextManager[None] = nullcontext()
         if wanted.epilogues and how.get("is_inference"):
             epilogues.fold(graph)
+            checks = nullcontext() if wanted.region else _not_checked_again()
         is_needed = wanted.whole or not how.get("is_backward")
         own = None if is_needed else copy_of(graph)  # passes change the other one
         try:
-            with self._in_force():
+            with self._in_force(), checks:
                 return compile_fx_inner(graph, inputs, **how)
         except Exception as error:
             if own is None:
@@ -100,6 +103,18 @@ class Way:
             if self.wanted.frozen:  # under an algorithm the switch is forced to be off
                 stack.enter_context(forced(config, "freezing", True))
             yield
+
+
+@contextmanager
+def _not_checked_again() -> Iterator[None]:
+    """Code does not compare sizes and strides of its inputs, some 0.6 us for each weight: Dynamo's guards have."""
+    name = "codegen_input_size_asserts"
+    before = getattr(PythonWrapperCodegen, name)
+    setattr(PythonWrapperCodegen, name, lambda self: None)
+    try:
+        yield
+    finally:
+        setattr(PythonWrapperCodegen, name, before)
 
 
 @contextmanager

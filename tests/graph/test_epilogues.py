@@ -93,6 +93,18 @@ def test_a_batch_norm_is_computed_in_the_call(affine: bool) -> None:
     torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
 
 
+def test_code_leaves_the_sizes_of_its_inputs_to_dynamos_guards() -> None:
+    model = nn.Sequential(nn.Conv2d(6, 7, 3), nn.Hardswish())
+    with torch.no_grad(), msctx.context(**REQUESTED) as ctx, generated() as code:
+        for x, kernel in ((images(), 3), (images(2, 6, 10, 8), 3), (images(), 5), (images(last=True), 5)):
+            model[0].weight = nn.Parameter(torch.randn(7, 6, kernel, kernel))
+            right = functional.hardswish(functional.conv2d(x.double(), model[0].weight.double(), model[0].bias.double()))
+            torch.testing.assert_close(model(x).double(), right, rtol=2e-5, atol=2e-5)
+    assert len(ctx.graphs()) >= 3
+    assert "assert_size_stride(buf" in code[0]
+    assert "assert_size_stride(arg" not in "".join(code)
+
+
 class OneNumber(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.convolution(x, self.weight, self.bias, [2], [1], [1], False, [0], 1).relu()
