@@ -40,6 +40,7 @@ class Backend:
             there = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
             given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
+        here.without_gradients = False  # also if it cannot be compiled
         made = self._compile(graph, inputs)
         here.without_gradients = not torch.is_grad_enabled() and not any(
             GRADIENTS.search(str(node.target)) for node in _nodes(graph)
