@@ -40,11 +40,10 @@ class Backend:
             there = [one for one in inputs if isinstance(one, torch.nn.Parameter) and one.device.type == "cpu"]
             given = [one for one in there if one.layout == torch.strided]
             library.c.msctx_compiled_with(core.json_of([[one.untyped_storage()._cdata, one.storage_offset()] for one in given]))
+        records = torch.is_grad_enabled() or any(GRADIENTS.search(str(node.target)) for node in _nodes(graph))
         here.without_gradients = False  # also if it cannot be compiled
         made = self._compile(graph, inputs)
-        here.without_gradients = not torch.is_grad_enabled() and not any(
-            GRADIENTS.search(str(node.target)) for node in _nodes(graph)
-        )
+        here.without_gradients = not records
         return _stop if self.wanted.only else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -73,7 +72,7 @@ class Backend:
 
 
 GRADIENTS = re.compile("grad|inference")
-"""In the names of what switches gradients on."""
+"""In the names of what switches gradients on or off."""
 RANDOM = re.compile(
     r"drop|rrelu|rand|bernoulli|normal_?$|multinomial|poisson|exponential|uniform|cauchy|geometric|gumbel|lstm|gru|rnn"
 )
@@ -171,9 +170,9 @@ here = _Here()
 
 
 def needed(guards: Sequence[Any]) -> list[bool]:
-    """Which guards of Dynamo's can find a change of what runs: not all on absent hooks, which are a third of a network's guards.
+    """Which guards of Dynamo's can find a change of what runs. A third of a network's are on absent hooks, and most of those cannot.
 
-    Without gradients backward hooks do nothing. Which hooks take keyword arguments matters if there are hooks.
+    Without gradients backward hooks do nothing. Which hooks take keyword arguments matters only if there are hooks.
     """
     without_gradients, here.without_gradients = here.without_gradients, False
     absent = {one.name for one in guards if one.guard_type == "EMPTY_NN_MODULE_HOOKS_DICT"}

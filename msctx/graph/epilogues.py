@@ -130,8 +130,8 @@ def _is_ours(node: fx.Node) -> bool:
     if node.kwargs:
         return False
     value, weight = _value(node), _value(node.args[1])
-    _, _, _, *pairs, _, _, groups = node.args
-    numbers = (*weight.shape, *(number for pair in pairs for number in pair), groups)  # type: ignore[union-attr]
+    args: Any = node.args
+    numbers = (*weight.shape, *args[3], *args[4], *args[5], args[8])
     if not all(isinstance(number, int) for number in numbers):
         return False
     if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.device.type != "cpu":

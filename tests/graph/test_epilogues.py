@@ -105,6 +105,12 @@ def test_code_leaves_the_sizes_of_its_inputs_to_dynamos_guards() -> None:
     assert "assert_size_stride(arg" not in "".join(code)
 
 
+def test_code_of_a_region_compares_what_other_code_gives_it() -> None:
+    model = nn.Sequential(nn.Hardswish(), nn.Conv2d(6, 7, 3), nn.ReLU())
+    region = {"mix_compile_mode": True, "in_out_pair": [["1"], ["2"]], "in_out_pair_flag": True}
+    assert "assert_size_stride(arg" in through_graphs(REQUESTED, model, images(), **region)[2]
+
+
 class OneNumber(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.convolution(x, self.weight, self.bias, [2], [1], [1], False, [0], 1).relu()

@@ -149,7 +149,7 @@ struct StoredRows {
     for (int64_t i = 0; i < rows; i++)
       std::memcpy(sums + i * width, result + (at + i) * channels + first + j, sizeof(float) * size_t(count));
   }
-  // Fetches the lines that rows `from` to `to` go to: to wait for them takes as long as to finish the rows.
+  // Prefetches the cache lines of rows `from` to `to`: the epilogue would wait for them.
   void fetch(int64_t j, int64_t from, int64_t to) const {
     for (int64_t i = from; i < to; i++) __builtin_prefetch(result + (at + i) * channels + first + j, 1, 3);
   }
