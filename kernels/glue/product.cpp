@@ -44,6 +44,7 @@ struct Terms {
   const at::Tensor* added = nullptr;
   at::Scalar beta = 0, alpha = 1;
   After activation = After::none;
+  const at::Tensor* out = nullptr;  // what an operator was given for the result
 
   bool adds() const { return added && beta.toDouble() != 0.0; }
   bool scales() const { return alpha.toDouble() != 1.0; }
@@ -167,6 +168,14 @@ class Product {
     return t_.added->scalar_type() == at::kFloat && t_.added->dim() == 1 && t_.added->size(0) == columns_;
   }
 
+  // Whether the product may be computed where the operator's result is to be.
+  bool is_computed_in_place() const {
+    if (!t_.out || kind_ != Kind::matrices || wide_ || t_.scales()) return false;
+    if (!t_.out->is_contiguous() || t_.out->is_neg() || t_.out->sizes() != sizes()) return false;
+    const auto is_apart = [&](const at::Tensor& t) { return !t.is_alias_of(*t_.out); };
+    return is_apart(t_.left) && is_apart(t_.right) && (!t_.added || is_apart(*t_.added));
+  }
+
   at::Tensor product(const Taken& policy, const ConvRow& row, const at::Tensor& a, Ran& ran) const {
     const at::Tensor b = wide(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
     if (kind_ != Kind::batches) return one(policy, row, a, b, ran);
@@ -210,7 +219,11 @@ class Product {
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && is_inference();
     const auto kept = may_be_weight ? kept_as(policy, t_.right) : Weight::fresh;
-    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, adds_bias() ? &bias : nullptr, kept, ran);
+    at::Tensor into;
+    if (!padded && is_computed_in_place())
+      into = t_.out->as_strided({1, columns_, height, across}, {rows_ * columns_, 1, across * columns_, columns_});
+    const at::Tensor found =
+        run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, adds_bias() ? &bias : nullptr, kept, ran, into);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
     return padded ? all.narrow(0, 0, rows_).clone() : all;
   }
@@ -334,11 +347,13 @@ struct Hooked<place, Op, Return(Arguments...)> {
       const at::Tensor result = computed(place, Kind::vector, {left, std::get<1>(std::tie(arguments...))});
       return result.defined() ? result.squeeze(0) : pass_on();
     } else if constexpr (is_written) {
-      const Terms terms = terms_of(arguments...);
+      Terms terms = terms_of(arguments...);
       at::Tensor& out = std::get<at::Tensor&>(std::tuple<Arguments...>(arguments...));
+      terms.out = &out;
       const bool fits = is_at(place, out) && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
       const at::Tensor result = fits ? computed(place, kind, terms, &out == terms.added) : at::Tensor();
       if (!result.defined()) return pass_on();
+      if (result.is_alias_of(out)) return out;
       at::native::resize_output(out, result.sizes());
       return out.copy_(result), out;
     } else {

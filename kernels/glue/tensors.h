@@ -237,10 +237,10 @@ inline bool compute(
   return again != 0;
 }
 
-// Runs a row. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+// Runs a row; the result lies in `into`, of its shape and format, if that is given. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Taken& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
-    at::MemoryFormat format, const Finishing* finishing, Weight kind, Ran& ran) {
+    at::MemoryFormat format, const Finishing* finishing, Weight kind, Ran& ran, const at::Tensor& into = {}) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
@@ -253,7 +253,7 @@ inline at::Tensor run_row(
   const at::Tensor b = keeps_weight ? second : second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);
   const bool late = !reads_weight;  // torch brings this gradient into its format afterwards: other strides along extents of 1
-  at::Tensor result = late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
+  at::Tensor result = into.defined() ? into : late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
   const at::Tensor plain = last || result.is_contiguous() ? result : at::empty(sizes, first.options());
   void* const second_data = keeps_weight && !b.is_contiguous() ? nullptr : b.data_ptr();
   ConvTensors t = tensors_of(op, call.transposed, a.data_ptr(), second_data, plain.data_ptr());

@@ -84,6 +84,29 @@ def test_every_operator_in_every_form(dtype: str) -> None:
         assert {(row.direction, row.ran, row.problem.dtype) for row in ctx.choices()} == {("matmul", "strict", dtype)}, name
 
 
+def test_a_result_is_computed_where_it_is_wanted() -> None:
+    a, b = matrices(37, 53, 29)
+    for name, added in (("bias", b[0]), ("matrix", a[:, :29].contiguous())):
+        out = a.new_empty(37, 29)
+        with msctx.context(matmul_algo="strict", fallback="error"), torch.profiler.profile() as profile:
+            torch.addmm(added, a, b, out=out)
+        near(out, lambda added, a, b: torch.addmm(added, a, b), [added, a, b])
+        assert "aten::copy_" not in {event.name for event in profile.events()}, name
+
+
+def test_a_result_over_a_factor() -> None:
+    a, b = matrices(37, 53, 29)
+    for bias in (None, b[0]):
+        memory = a.flatten().clone()
+        over = memory[: 37 * 29].view(37, 29)
+        with msctx.context(matmul_algo="strict", fallback="error"):
+            if bias is None:
+                torch.mm(memory.view_as(a), b, out=over)
+            else:
+                torch.addmm(bias, memory.view_as(a), b, out=over)
+            near(over, torch.mm if bias is None else lambda a, b: torch.addmm(b[0], a, b), [a, b])
+
+
 def test_a_mistake_is_reported_by_torch() -> None:
     (a,) = matrices(3, 4)
     square = a @ a.t()

@@ -10,7 +10,7 @@
 namespace msctx::MSCTX_ISA {
 
 // What is read of the left operand for some rows of a result, and stays in the second cache.
-constexpr int64_t packed_rows = 96, packed_depth = 4 * depth_block;
+constexpr int64_t packed_rows = Vec::width == 16 ? 128 : 96, packed_depth = (Vec::width == 16 ? 8 : 4) * depth_block;
 
 // The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; where one vector
 // at most would remain for a last strip, the strip before it takes it.
