@@ -79,7 +79,7 @@ Merit by_panels(const ConvProblem& p, Op) {
 // Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With AVX2 ours takes less time for windows of 1x1, few
 // channels of the input, and small depthwise windows.
 Merit if_finished(Merit otherwise, bool pays) {
-  return Vec::width == 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;
+  return Vec::width >= 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;
 }
 Merit kept_panels(const ConvProblem& p, Op op) { return if_finished(by_panels(p, op), is_2d_f32(p)); }
 Merit kept_windows(const ConvProblem& p, Op) { return if_finished(Merit::fair, taps(p) == 1 || (p.groups == 1 && p.c <= 4)); }

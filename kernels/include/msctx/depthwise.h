@@ -86,6 +86,8 @@ struct Block {
   Span rows, columns;
   float* to;
   int64_t pitch, column;
+  const Clamping* ending = nullptr;  // if they are finished as they are stored
+  const float* other = nullptr;      // for it: at the first of them
 };
 
 // The totals of height x width results, each a vector; `step`: columns.source_step, where it is a constant, or 0.
@@ -124,13 +126,22 @@ static void sum_block(const Sums& s, const Block& b) {
         factor += kernel_step;
       }
     }
+    const bool is_last = u >= b.rows.end;
+    const auto store = [&](const auto& finished) {
 #pragma GCC unroll 8
-    for (int r = 0; r < height; r++)
+      for (int r = 0; r < height; r++)
 #pragma GCC unroll 8
-      for (int c = 0; c < width; c++) {
-        float* total = b.to + r * b.pitch + c * b.column;
-        ((more ? Vec::load(total) : Vec::zero()) + sum[r][c]).store(total);
-      }
+        for (int c = 0; c < width; c++) {
+          const int64_t at = r * b.pitch + c * b.column;
+          finished((more ? Vec::load(b.to + at) : Vec::zero()) + sum[r][c], at).store(b.to + at);
+        }
+    };
+    if (!b.ending || !is_last)
+      store([](Vec total, int64_t) { return total; });
+    else if (b.other)
+      store([how = *b.ending, from = b.other](Vec total, int64_t at) { return how.by<true>(total, Vec::load(from + at)); });
+    else
+      store([how = *b.ending](Vec total, int64_t) { return how.by<false>(total, Vec::zero()); });
     more = true;
   } while (u < b.rows.end);
 }
@@ -210,8 +221,12 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
       float* const first = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
                            (s.columns.result + j * s.columns.result_step) * s.result_column;
       const int64_t r1 = smaller(down, s.rows.results - i), c1 = smaller(across, s.columns.results - j);
-      if (r1 == down && c1 == across && s.count == lanes && !s.add && !s.finish->is_needed()) {
-        for (int64_t b = 0; b < s.blocks; b++) block(s, {b, i, j, rows, columns, first + b * lanes, pitch, column});
+      if (r1 == down && c1 == across && s.count == lanes && !s.add && s.finish->only_clamps()) {
+        for (int64_t b = 0; b < s.blocks; b++) {
+          const Clamping ending = s.finish[b].clamping();
+          const float* const other = s.other ? s.other + (first + b * lanes - s.result) : nullptr;
+          block(s, {b, i, j, rows, columns, first + b * lanes, pitch, column, s.finish[b].is_needed() ? &ending : nullptr, other});
+        }
         continue;
       }
       s.finish->with_activation([&]<Activation activation>() {

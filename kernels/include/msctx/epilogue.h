@@ -60,6 +60,19 @@ static inline void raise(int64_t* to, int64_t peak) {
     if (__atomic_compare_exchange_n(to, &before, peak, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
 }
 
+// An epilogue that no more than clamps, of some neighbouring channels, a lane each: sums that are in registers become results there.
+struct Clamping {
+  Vec scale = Vec::all(1.0f), shift = Vec::all(-0.0f), low = Vec::all(-INFINITY), high = Vec::all(INFINITY);  // no bit changes
+  bool adds_last = false;
+  // `adds`: there is an `other`.
+  template <bool adds>
+  Vec by(Vec v, Vec other) const {
+    v = fma(v, scale, shift);
+    if constexpr (!adds) return clamped(v, low, high);
+    return adds_last ? clamped(v, low, high) + other : clamped(v + other, low, high);
+  }
+};
+
 // The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Raises their peaks before it.
 class Finish {
  public:
@@ -104,6 +117,16 @@ class Finish {
     }
   }
   const float* other() const { return other_; }
+  bool only_clamps() const {
+    return !peaks_ && (activation_ == Activation::none || activation_ == Activation::relu || activation_ == Activation::clamp);
+  }
+  Clamping clamping() const {
+    Clamping found{scale_, shift_};
+    found.adds_last = adds_last_;
+    if (activation_ != Activation::none) found.low = activation_ == Activation::clamp ? low_ : Vec::zero();
+    if (activation_ == Activation::clamp) found.high = high_;
+    return found;
+  }
   bool is_needed() const { return is_given_ || peaks_; }
 
  private:

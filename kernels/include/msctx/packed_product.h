@@ -13,24 +13,29 @@ namespace msctx::MSCTX_ISA {
 constexpr int64_t packed_rows = Vec::width == 16 ? 128 : 96, packed_depth = (Vec::width == 16 ? 8 : 4) * depth_block;
 
 // The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; where one vector
-// at most would remain for a last strip, the strip before it takes it.
+// at most would remain for a last strip, the strip before it takes it, and a strip by itself is that vector.
 constexpr int wide_vectors = tile_vectors + 1, wide_columns = wide_vectors * Vec::width, wide_rows = tile_rows * tile_vectors / wide_vectors;
 static inline int64_t strips_of(int64_t columns) { return larger(1, (columns + tile_columns - Vec::width - 1) / tile_columns); }
 static inline int64_t width_of(int64_t strip, int64_t columns) {
-  const bool is_wide = strip + 1 == strips_of(columns) && columns - strip * tile_columns > tile_columns;
-  return is_wide ? wide_columns : tile_columns;
+  const int64_t left = columns - strip * tile_columns;
+  return left <= Vec::width ? Vec::width : strip + 1 == strips_of(columns) && left > tile_columns ? wide_columns : tile_columns;
 }
 static inline int64_t panels_columns(int64_t columns) {
   const int64_t last = strips_of(columns) - 1;
   return last * tile_columns + width_of(last, columns);
 }
+template <class Body>
+static inline void with_vectors(int64_t width, const Body& body) {
+  if (width == tile_columns) return body(std::integral_constant<int, tile_vectors>());
+  if (width == wide_columns) return body(std::integral_constant<int, wide_vectors>());
+  body(std::integral_constant<int, 1>());
+}
 static inline void make_panels(const Strided<float, float>& right, int64_t columns, int64_t depth, float* panels, const Parallel& parallel) {
   parallel_for(parallel, strips_of(columns), [&](int64_t strip, int) {
     const int64_t j = strip * tile_columns, width = width_of(strip, columns), count = smaller(width, columns - j);
-    if (width == tile_columns)
-      right.template pack<tile_columns>(j, count, 0, depth, panels + j * depth, 0);
-    else
-      right.template pack<wide_columns>(j, count, 0, depth, panels + j * depth, 0);
+    with_vectors(width, [&]<int vectors>(std::integral_constant<int, vectors>) {
+      right.template pack<vectors * Vec::width>(j, count, 0, depth, panels + j * depth, 0);
+    });
   });
 }
 
@@ -73,11 +78,28 @@ class MatrixRows {
   alignas(64) float copies_[packed_rows * apart];
 };
 
+// How the last sums of a strip become results. `across` of its columns are stored, of the last vector `last` lanes; results, and what is added
+// to them, begin at `place`.
+struct Ending {
+  Clamping vectors[wide_vectors];
+  const float* other;
+  float* result;
+  int64_t columns;
+  int last;
+  Ending(const Epilogue* e, int64_t channel, int64_t across, float* to, int64_t place, int64_t pitch)
+      : other(e && e->other ? e->other + place : nullptr), result(to + place), columns(pitch), last(int((across - 1) % Vec::width) + 1) {
+    const ConvTensors finished{.epilogue = e};  // no peaks
+    for (int64_t j = 0; e && j < across; j += Vec::width)
+      vectors[j / Vec::width] = Finish(finished, channel + j, int(smaller(Vec::width, across - j))).clamping();
+  }
+};
+
 // c[i][j] += the sum over k of left(i, k) * b[k][j], from zero and in order, for `rows` rows of `vectors` vectors. `is_first`: there is
-// nothing to add to but 0, which -0 becomes. The next panel follows b: each tile of `turns`, whose turn is `turn`, fetches its share of the lines.
+// nothing to add to but 0, which -0 becomes. `ending`: these are results, or null. The next panel follows b: each tile of `turns`, whose
+// turn is `turn`, fetches its share of the lines.
 template <class Left, bool is_first, int vectors, int rows>
 static inline void rows_by_panel(
-    int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, int64_t turn, int64_t turns) {
+    int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, const Ending* ending, int64_t turn, int64_t turns) {
   constexpr int columns = vectors * Vec::width;
   auto at = left.template rows_from<rows>(row, term);
   Vec sum[rows][vectors];
@@ -102,13 +124,33 @@ static inline void rows_by_panel(
     }
     at.next();
   }
+  const auto total = [&](int i, int j) { return (is_first ? Vec::zero() : Vec::load(c + i * columns + j * Vec::width)) + sum[i][j]; };
+  if (!ending) {
 #pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < vectors; j++) {
-      float* const to = c + i * columns + j * Vec::width;
-      ((is_first ? Vec::zero() : Vec::load(to)) + sum[i][j]).store(to);
-    }
+      for (int j = 0; j < vectors; j++) total(i, j).store(c + i * columns + j * Vec::width);
+    return;
+  }
+  const auto finish = [&]<bool adds>(std::bool_constant<adds>) {
+    const int64_t pitch = ending->columns;
+    const int last = ending->last;
+    float* to = ending->result + row * pitch;
+    const float* other = adds ? ending->other + row * pitch : to;
+    Clamping clamp[vectors];  // copies: as far as the compiler knows, a store might change others
+    for (int j = 0; j < vectors; j++) clamp[j] = ending->vectors[j];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++, to += pitch, other += pitch)
+#pragma GCC unroll 4
+      for (int j = 0; j < vectors; j++) {
+        const int at = j * Vec::width;
+        if (j + 1 < vectors || last == Vec::width)
+          clamp[j].template by<adds>(total(i, j), adds ? Vec::load(other + at) : Vec::zero()).store(to + at);
+        else
+          clamp[j].template by<adds>(total(i, j), adds ? Vec::load(other + at, last) : Vec::zero()).store(to + at, last);
+      }
+  };
+  ending->other ? finish(std::true_type()) : finish(std::false_type());
 }
 template <class Left, bool is_first, int vectors, int... less>
 constexpr auto each_of(std::integer_sequence<int, less...>) {
@@ -153,6 +195,7 @@ struct StoredRows {
   void fetch(int64_t j, int64_t from, int64_t to) const {
     for (int64_t i = from; i < to; i++) __builtin_prefetch(result + (at + i) * channels + first + j, 1, 3);
   }
+  Ending ending(int64_t j, int64_t count) const { return {t.epilogue, first + j, count, result, at * channels + first + j, channels}; }
   // `are_all`: no terms are missing, so they are finished, too.
   void store(int64_t j, int64_t count, const float* sums, int64_t width, bool are_all) const {
     ConvTensors part = t;
@@ -167,13 +210,15 @@ static inline void packed_product(
     int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, Right&& right, const StoredRows& result) {
   const int64_t rows = result.rows;
   alignas(64) float c[Left::most_rows * wide_columns];
+  const bool ends = Finish(ConvTensors{.epilogue = result.t.epilogue}, 0, 0).only_clamps();
   for (int64_t from = 0, to; from < depth; from = to) {
     to = smaller(depth, from + left.terms_of_part());
     left.begin(from, to);
     for (int64_t strip = first; strip < last; strip++) {
       const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
       if (from) result.load(j, across, c, width);
-      const auto compute = [&]<int vectors>(std::integral_constant<int, vectors>) {
+      const Ending ending = result.ending(j, across);
+      with_vectors(width, [&]<int vectors>(std::integral_constant<int, vectors>) {
         const int64_t tiles = divide_up(rows, int64_t(rows_by_panel_of<Left, true, vectors>.size()));
         for (int64_t k = from, deep; k < to; k += deep) {
           deep = smaller(to, k + depth_block) - k;
@@ -182,16 +227,12 @@ static inline void packed_product(
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
             if (k == from) result.fetch(j, row, end);
-            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, i, tiles);
+            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, k + deep == depth && ends ? &ending : nullptr, i, tiles);
             row = end;
           }
         }
-      };
-      if (width == tile_columns)
-        compute(std::integral_constant<int, tile_vectors>());
-      else
-        compute(std::integral_constant<int, wide_vectors>());
-      result.store(j, across, c, width, to == depth);
+      });
+      if (to < depth || !ends) result.store(j, across, c, width, to == depth);
     }
   }
 }
