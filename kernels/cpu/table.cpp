@@ -35,7 +35,8 @@ int64_t tiles(const ConvProblem& p, Op op) {
 }
 bool winograd_pays(const ConvProblem& p, Op op) {
   const int64_t enough = op == Op::forward ? 16 : op == Op::backward_data ? 128 : 48;
-  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 64 : 32) && tiles(p, op) >= enough;
+  const int64_t shared = op == Op::backward_weight ? 64 : op == Op::forward && Vec::width == 16 ? 24 : 32;
+  return taps(p) == 3 && channels(p) >= shared && tiles(p, op) >= enough;
 }
 Merit winograd_otherwise(const ConvProblem& p) { return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort; }
 // Blocks of tiles of more channels do not stay in the cache; and many blocks read the windows often.
@@ -69,14 +70,23 @@ Merit depthwise(const ConvProblem& p, Op op) {
   return large || taps(p) < 13 ? Merit::beats_torch_channels_first : Merit::fair;
 }
 
-// By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast.
+bool is_amd() {
+#ifdef __x86_64__
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
+// By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast. MKL uses
+// no vectors of 16 lanes on AMD's processors.
 Merit by_panels(const ConvProblem& p, Op) {
-  const int64_t rows = p.n * volume(p.in), most = Vec::width == 16 ? 512 : Vec::width == 8 ? 64 : 0;
+  const int64_t rows = p.n * volume(p.in), most = Vec::width == 16 ? (is_amd() ? INT64_MAX : 512) : Vec::width == 8 ? 64 : 0;
   const bool pays = p.dims == 2 && p.dtype == DType::f32 && rows >= 4 && rows <= most && smaller(p.c, p.k) >= 64;
   return pays ? Merit::beats_torch : Merit::fair;
 }
 
-// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With AVX2 ours takes less time for windows of 1x1, few
+// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors ours takes less time for windows of 1x1, few
 // channels of the input, and small depthwise windows.
 Merit if_finished(Merit otherwise, bool pays) {
   return Vec::width >= 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;

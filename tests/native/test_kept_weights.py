@@ -285,8 +285,8 @@ def test_normal_takes_panels_where_rows_are_few() -> None:
 
 @torch.no_grad()
 def test_normal_takes_small_layers_before_an_epilogue() -> None:
-    if core.load().c.msctx_isa_in_use() != "avx2":
-        pytest.skip("measured with AVX2 alone")
+    if core.load().c.msctx_isa_in_use() == "generic":
+        pytest.skip("they pay with AVX2 or AVX-512")
     ran = []
     for c, groups, window in ((8, 1, 1), (3, 1, 3), (8, 8, 3), (8, 1, 3)):
         x = torch.randn(1, c, 40, 40).contiguous(memory_format=torch.channels_last)
