@@ -131,8 +131,7 @@ def error_of(found: Any, truth: Any) -> float:
 def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    found = {"cpu": cpu, "isa": core.load().c.msctx_isa_in_use(), "cores": os.cpu_count(), "torch": torch.__version__}
-    return {**found, "amx_fp16": bool(getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)())}
+    return {"cpu": cpu, "isa": core.load().c.msctx_isa_in_use(), "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 def commit() -> str:

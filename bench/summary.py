@@ -38,11 +38,13 @@ def head(results: Results, **more: Any) -> Summary:
     return found | ({"commit": commits} if commits else {}) | ({"processes": min(processes)} if processes else {}) | more
 
 
+ISAS = {"generic": "no vectors", "avx2": "AVX2", "avx512": "AVX-512", "amx": "AMX", "amx_fp16": "AMX-FP16"}
+
+
 def described(of: Summary) -> str:
     m = of["machine"]
-    return (
-        f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}, {of['date']}"
-    )
+    isa = f" ({ISAS[m['isa']]})" if "isa" in m else ""
+    return f"{m['cpu']}{isa}, {m['cores']} cores, torch {m['torch']}, {of['date']}"
 
 
 def threads(*numbers: int) -> str:

@@ -19,7 +19,7 @@ import torch
 
 Bench = Callable[[str], Any]
 BENCH = Path(__file__).parents[1] / "bench"
-MACHINE = {"cpu": "a CPU", "isa": "avx2", "amx_fp16": False, "cores": 2, "torch": "2"}
+MACHINE = {"cpu": "a CPU", "isa": "avx2", "cores": 2, "torch": "2"}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,7 +63,7 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
     told = "**2.00 (1.90 to 2.10)** | 2.00 | 2.00 | 0.98 to 0.98 | 1e-06, 2e-06 | 3 |"
     assert lines[0] == f"| 3x3, implicit GEMM, fp32-grade | 1 | {told}"
     assert "| 2.00 (0.63 to 2.10) |" in lines[1], "the range over processes of the geometric mean contains 1"
-    assert last.startswith("a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; batch 1; 4 problems, 0 of them beyond")
+    assert last.startswith("a CPU (AVX2), 2 cores, torch 2, 2026-11-22; batch 1; 4 problems, 0 of them beyond")
     for row in results[0]["rows"]:  # a problem of 8 loops, each of 0.2 ms
         row["loops"], row["ms"]["peak"] = 8, {"loop": 0.2}
     heads, _, first, second, _, last = convolutions.tables(convolutions.reduced(results, "convolutions"))["convolutions"]
@@ -116,7 +116,7 @@ def test_a_summary_of_networks_has_what_each_process_found(bench: Bench) -> None
     ratios = "**2.10 (2.00 to 2.20)** | 1.05 (1.00 to 1.10)"
     assert f"| VGG-16 | 1 | 1 | 4.2, inductor | 1.00 to 1.00 | {ratios} | 1e-06, 1e-06, 1e-06 |" in lines
     assert "| geometric mean (lowest) |  |  |  |  | 0.50 (0.50) |  |" in lines, "of training, which the others do not know"
-    assert lines[-1].startswith("Measured on a CPU (without AMX-FP16), 2 cores, torch 2, 2026-11-22; 3 or more processes")
+    assert lines[-1].startswith("Measured on a CPU (AVX2), 2 cores, torch 2, 2026-11-22; 3 or more processes")
     assert lines[-1].endswith("left 2 problems unmeasured, under other load.")
 
 

@@ -81,12 +81,13 @@ bool is_amd() {
 // By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast. MKL uses
 // no vectors of 16 lanes on AMD's processors.
 Merit by_panels(const ConvProblem& p, Op) {
-  const int64_t rows = p.n * volume(p.in), most = Vec::width == 16 ? (is_amd() ? INT64_MAX : 512) : Vec::width == 8 ? 64 : 0;
+  const int64_t rows = p.n * volume(p.in), few = Vec::width == 16 ? 512 : Vec::width == 8 ? 64 : 0;
+  const int64_t most = Vec::width == 16 && is_amd() ? INT64_MAX : few;
   const bool pays = p.dims == 2 && p.dtype == DType::f32 && rows >= 4 && rows <= most && smaller(p.c, p.k) >= 64;
   return pays ? Merit::beats_torch : Merit::fair;
 }
 
-// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors ours takes less time for windows of 1x1, few
+// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors of 8 lanes or more ours takes less time for windows of 1x1, few
 // channels of the input, and small depthwise windows.
 Merit if_finished(Merit otherwise, bool pays) {
   return Vec::width >= 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;

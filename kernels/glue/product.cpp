@@ -172,7 +172,10 @@ class Product {
   bool is_computed_in_place() const {
     if (!t_.out || kind_ != Kind::matrices || wide_ || t_.scales()) return false;
     if (!t_.out->is_contiguous() || t_.out->is_neg() || t_.out->sizes() != sizes()) return false;
-    const auto is_apart = [&](const at::Tensor& t) { return !t.is_alias_of(*t_.out); };
+    // By addresses: from_numpy and DLPack make several storages of the same memory.
+    const auto first = [](const at::Tensor& t) { return static_cast<const char*>(storage_of(t)->data()); };
+    const auto last = [&](const at::Tensor& t) { return first(t) + storage_of(t)->nbytes(); };
+    const auto is_apart = [&](const at::Tensor& t) { return last(t) <= first(*t_.out) || last(*t_.out) <= first(t); };
     return is_apart(t_.left) && is_apart(t_.right) && (!t_.added || is_apart(*t_.added));
   }
 

@@ -237,7 +237,8 @@ inline bool compute(
   return again != 0;
 }
 
-// Runs a row; the result lies in `into`, of its shape and format, if that is given. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+// Runs a row. The result lies in `into`, which has its shape and format, if that is defined.
+// fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Taken& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
     at::MemoryFormat format, const Finishing* finishing, Weight kind, Ran& ran, const at::Tensor& into = {}) {

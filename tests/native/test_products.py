@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,6 +93,14 @@ def test_a_result_is_computed_where_it_is_wanted() -> None:
             torch.addmm(added, a, b, out=out)
         near(out, lambda added, a, b: torch.addmm(added, a, b), [added, a, b])
         assert "aten::copy_" not in {event.name for event in profile.events()}, name
+
+
+def test_a_result_in_memory_that_has_two_storages() -> None:
+    array, b = np.ones((9, 9), np.float32), torch.eye(9)
+    added, out = torch.from_numpy(array), torch.from_numpy(array)
+    with msctx.context(matmul_algo="strict", fallback="error"):
+        torch.addmm(added, b, b, out=out)
+    assert torch.equal(out, torch.ones(9, 9) + b)
 
 
 def test_a_result_over_a_factor() -> None:

@@ -87,7 +87,7 @@ struct Block {
   float* to;
   int64_t pitch, column;
   const Clamping* ending = nullptr;  // if they are finished as they are stored
-  const float* other = nullptr;      // for it: at the first of them
+  const float* other = nullptr;      // what that adds, at the first result
 };
 
 // The totals of height x width results, each a vector; `step`: columns.source_step, where it is a constant, or 0.

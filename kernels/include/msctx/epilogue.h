@@ -61,8 +61,9 @@ static inline void raise(int64_t* to, int64_t peak) {
 }
 
 // An epilogue that no more than clamps, of some neighbouring channels, a lane each: sums that are in registers become results there.
+// The bits are those of Finish.
 struct Clamping {
-  Vec scale = Vec::all(1.0f), shift = Vec::all(-0.0f), low = Vec::all(-INFINITY), high = Vec::all(INFINITY);  // no bit changes
+  Vec scale = Vec::all(1.0f), shift = Vec::all(-0.0f), low = Vec::all(-INFINITY), high = Vec::all(INFINITY);  // they change no bit
   bool adds_last = false;
   // `adds`: there is an `other`.
   template <bool adds>

@@ -9,11 +9,13 @@
 
 namespace msctx::MSCTX_ISA {
 
-// What is read of the left operand for some rows of a result, and stays in the second cache.
-constexpr int64_t packed_rows = Vec::width == 16 ? 128 : 96, packed_depth = (Vec::width == 16 ? 8 : 4) * depth_block;
+// What is read of the left operand for some rows of a result, and stays in the second cache: processors with vectors of 16 lanes have one of
+// 1 MB or more. Rows that are copied are copied to the stack.
+constexpr int64_t packed_rows = Vec::width == 16 ? 128 : 96, copied_depth = 4 * depth_block;
+constexpr int64_t packed_depth = Vec::width == 16 ? 8 * depth_block : copied_depth;
 
 // The panels of a right operand: [strip of columns][term][column], with zeros after the last column. A strip has tile_columns; where one vector
-// at most would remain for a last strip, the strip before it takes it, and a strip by itself is that vector.
+// at most would remain for a last strip, the strip before it takes it. Where all columns fit one vector, the only strip is that vector.
 constexpr int wide_vectors = tile_vectors + 1, wide_columns = wide_vectors * Vec::width, wide_rows = tile_rows * tile_vectors / wide_vectors;
 static inline int64_t strips_of(int64_t columns) { return larger(1, (columns + tile_columns - Vec::width - 1) / tile_columns); }
 static inline int64_t width_of(int64_t strip, int64_t columns) {
@@ -44,7 +46,7 @@ class MatrixRows {
  public:
   static constexpr int64_t most_rows = packed_rows;
   MatrixRows(const float* data, int64_t rows, int64_t depth) : data_(data), rows_(rows), depth_(depth), step_(depth % page ? depth : apart) {}
-  int64_t terms_of_part() const { return packed_depth; }
+  int64_t terms_of_part() const { return step_ == depth_ ? packed_depth : copied_depth; }
   // Before terms `from` to `to` are read.
   void begin(int64_t from, int64_t to) {
     at_ = data_ + from;
@@ -72,7 +74,7 @@ class MatrixRows {
   }
 
  private:
-  static constexpr int64_t page = 1024, apart = packed_depth + 16;  // rows whole pages apart compete for a few ways of the first cache: they are copied
+  static constexpr int64_t page = 1024, apart = copied_depth + 16;  // rows whole pages apart compete for a few ways of the first cache: they are copied
   const float *data_, *at_ = nullptr;
   int64_t rows_, depth_, step_;
   alignas(64) float copies_[packed_rows * apart];
@@ -88,15 +90,15 @@ struct Ending {
   int last;
   Ending(const Epilogue* e, int64_t channel, int64_t across, float* to, int64_t place, int64_t pitch)
       : other(e && e->other ? e->other + place : nullptr), result(to + place), columns(pitch), last(int((across - 1) % Vec::width) + 1) {
-    const ConvTensors finished{.epilogue = e};  // no peaks
+    const ConvTensors finished{.epilogue = e};  // without peaks: those are for results that are checked
     for (int64_t j = 0; e && j < across; j += Vec::width)
       vectors[j / Vec::width] = Finish(finished, channel + j, int(smaller(Vec::width, across - j))).clamping();
   }
 };
 
 // c[i][j] += the sum over k of left(i, k) * b[k][j], from zero and in order, for `rows` rows of `vectors` vectors. `is_first`: there is
-// nothing to add to but 0, which -0 becomes. `ending`: these are results, or null. The next panel follows b: each tile of `turns`, whose
-// turn is `turn`, fetches its share of the lines.
+// nothing to add to but 0, which -0 becomes. With an `ending` the sums are finished and stored as results, not in c. The next panel follows b:
+// each tile of `turns`, whose turn is `turn`, fetches its share of the lines.
 template <class Left, bool is_first, int vectors, int rows>
 static inline void rows_by_panel(
     int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, const Ending* ending, int64_t turn, int64_t turns) {
@@ -210,10 +212,11 @@ static inline void packed_product(
     int64_t first, int64_t last, int64_t columns, int64_t depth, Left& left, Right&& right, const StoredRows& result) {
   const int64_t rows = result.rows;
   alignas(64) float c[Left::most_rows * wide_columns];
-  const bool ends = Finish(ConvTensors{.epilogue = result.t.epilogue}, 0, 0).only_clamps();
+  const bool only_clamps = Finish(ConvTensors{.epilogue = result.t.epilogue}, 0, 0).only_clamps();
   for (int64_t from = 0, to; from < depth; from = to) {
     to = smaller(depth, from + left.terms_of_part());
     left.begin(from, to);
+    const bool finishes = only_clamps && to == depth;
     for (int64_t strip = first; strip < last; strip++) {
       const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
       if (from) result.load(j, across, c, width);
@@ -227,12 +230,12 @@ static inline void packed_product(
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
             if (k == from) result.fetch(j, row, end);
-            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, k + deep == depth && ends ? &ending : nullptr, i, tiles);
+            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, finishes && k + deep == depth ? &ending : nullptr, i, tiles);
             row = end;
           }
         }
       });
-      if (to < depth || !ends) result.store(j, across, c, width, to == depth);
+      if (!finishes) result.store(j, across, c, width, to == depth);
     }
   }
 }
