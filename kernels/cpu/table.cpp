@@ -87,8 +87,8 @@ Merit by_panels(const ConvProblem& p, Op) {
   return pays ? Merit::beats_torch : Merit::fair;
 }
 
-// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors of 8 lanes or more ours takes less time for windows of 1x1, few
-// channels of the input, and small depthwise windows.
+// Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors of 8 lanes or more ours takes less time for
+// windows of 1x1, few channels of the input, and small depthwise windows.
 Merit if_finished(Merit otherwise, bool pays) {
   return Vec::width >= 8 && pays && otherwise < Merit::beats_torch ? Merit::beats_torch_finished : otherwise;
 }

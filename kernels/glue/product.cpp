@@ -222,9 +222,8 @@ class Product {
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && is_inference();
     const auto kept = may_be_weight ? kept_as(policy, t_.right) : Weight::fresh;
-    at::Tensor into;
-    if (!padded && is_computed_in_place())
-      into = t_.out->as_strided({1, columns_, height, across}, {rows_ * columns_, 1, across * columns_, columns_});
+    const c10::SmallVector<int64_t, 4> sizes{1, columns_, height, across}, strides{rows_ * columns_, 1, across * columns_, columns_};
+    const at::Tensor into = !padded && is_computed_in_place() ? t_.out->as_strided(sizes, strides) : at::Tensor();
     const at::Tensor found =
         run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, adds_bias() ? &bias : nullptr, kept, ran, into);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});

@@ -230,7 +230,8 @@ static inline void packed_product(
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
             if (k == from) result.fetch(j, row, end);
-            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, finishes && k + deep == depth ? &ending : nullptr, i, tiles);
+            const Ending* const last = finishes && k + deep == depth ? &ending : nullptr;
+            tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, last, i, tiles);
             row = end;
           }
         }
