@@ -20,32 +20,17 @@ static inline int64_t blocks(int64_t channels) { return divide_up(channels, lane
 static inline int count_of(int64_t channels, int64_t block) { return int(smaller(lanes, channels - block * lanes)); }
 
 // The source along one axis as it is copied for results (forward, backward_data) or rows of y (backward_weight) `first` to `last`:
-// index 0 is element `origin` of the tensor, and `extent` is enough for whole blocks of results, the last of which `slack` do not exist.
+// `extent` elements from `origin` of the tensor on.
 struct Window {
   int64_t origin, extent;
 };
-Window window_of(const ConvProblem& p, Op op, int axis, int64_t first, int64_t last, int64_t slack) {
+Window window_of(const ConvProblem& p, Op op, int axis, int64_t first, int64_t last) {
   const int64_t count = last - first, s = p.stride[axis];
-  if (op != Op::backward_data) {
-    const int64_t step = op == Op::forward ? s : p.dilation[axis];
-    return {first * s - p.pad[axis], (count - 1) * s + reach(p, axis) + 1 + slack * step};
-  }
+  if (op != Op::backward_data) return {first * s - p.pad[axis], (count - 1) * s + reach(p, axis) + 1};
   const int64_t origin = divide_down(first + p.pad[axis] - reach(p, axis), s);
-  return {origin, divide_down(last - 1 + p.pad[axis], s) - origin + 1 + slack};
+  return {origin, divide_down(last - 1 + p.pad[axis], s) - origin + 1};
 }
-
-// Each phase of backward_data has about a stride-th of the results.
-BlockSize slack(const ConvProblem& p, Op op, int64_t rows) {
-  const auto padding = [](int64_t extent, int64_t block) { return divide_up(extent, block) * block - extent; };
-  if (op == Op::backward_data && (p.stride[1] > 1 || p.stride[2] > 1)) return {most_rows, most_columns};
-  const bool weight = op == Op::backward_weight;
-  const int64_t height = weight ? p.window[1] : rows, width = weight ? p.window[2] : op == Op::forward ? p.out[2] : p.in[2];
-  const BlockSize size = block_size(height, width, weight ? p.dilation[2] : op == Op::forward ? p.stride[2] : 1);
-  return {padding(height, size.height), padding(width, size.width)};
-}
-Window rows_of(const ConvProblem& p, Op op, int64_t first, int64_t last) {
-  return window_of(p, op, 1, first, last, slack(p, op, last - first).height);
-}
+Window rows_of(const ConvProblem& p, Op op, int64_t first, int64_t last) { return window_of(p, op, 1, first, last); }
 // That of the largest of all pieces of so many rows: the last is shorter, and backward_data's begin at any phase.
 int64_t most_extent(const ConvProblem& p, Op op, int64_t rows, int64_t all) {
   int64_t most = 0;
@@ -55,7 +40,7 @@ int64_t most_extent(const ConvProblem& p, Op op, int64_t rows, int64_t all) {
 // Rows of the tensor are copied whole. The length is odd, so that neighbours in a column do not share a set of the cache.
 Window columns_of(const ConvProblem& p, Op op) {
   const bool data = op == Op::backward_data;
-  const Window w = window_of(p, op, 2, 0, data ? p.in[2] : p.out[2], slack(p, op, 1).width);
+  const Window w = window_of(p, op, 2, 0, data ? p.in[2] : p.out[2]);
   const int64_t origin = smaller(0, w.origin);
   return {origin, larger(w.extent + w.origin - origin, (data ? p.out[2] : p.in[2]) - origin) | 1};
 }

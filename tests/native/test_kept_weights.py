@@ -1,6 +1,8 @@
 """What algorithms make of weights is kept, and never used again once the weight has changed, however that was done."""
 
+import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,6 +283,26 @@ def test_normal_takes_panels_where_rows_are_few() -> None:
         False: {("matmul", "torch"), ("fprop", "torch")},
         True: {("matmul", "strict"), ("fprop", "implicit_gemm")},
     }
+
+
+@torch.no_grad()
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="by how MKL does")
+def test_what_normal_takes_depends_on_the_vectors_of_the_processor() -> None:
+    if (isa := core.load().c.msctx_isa_in_use()) == "generic":
+        pytest.skip("it takes neither without vectors")
+    is_wide = isa != "avx2"
+    is_wide_amd = is_wide and "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+
+    def ran(run: Callable[..., object], *tensors: Tensor) -> str:
+        with msctx.context(matmul_algo="normal", conv_fprop_algo="normal", frozen_weights=True) as ctx:
+            run(*tensors)
+        return ctx.choices()[0].ran
+
+    products = [ran(fn.linear, torch.randn(rows, 64), weight(64, 64).requires_grad_()) for rows in (1, 2, 4, 64, 65, 512, 513)]
+    few, many = "strict" if is_wide_amd else "torch", "strict" if is_wide else "torch"
+    assert products == ["torch", few, "strict", "strict", many, many, few]
+    windows = [ran(fn.conv2d, torch.randn(1, c, 32, 32), weight(c, c, 3, 3).requires_grad_()) for c in (23, 24, 32)]
+    assert windows == ["torch", "winograd" if is_wide else "torch", "winograd"]
 
 
 @torch.no_grad()

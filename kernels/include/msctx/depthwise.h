@@ -86,7 +86,7 @@ struct Block {
   Span rows, columns;
   float* to;
   int64_t pitch, column;
-  const Clamping* ending = nullptr;  // if they are finished as they are stored
+  const Ending* ending = nullptr;  // if they are finished as they are stored
   const float* other = nullptr;      // what that adds, at the first result
 };
 
@@ -170,19 +170,10 @@ static inline SumRange inner_of(const SumAxis& axis, const SumRange& range) {
   return {divide_up(range.begin - axis.source, axis.source_step), smaller(axis.results, divide_up(range.end - last, axis.source_step))};
 }
 
-// The lengths of blocks in which results are computed. The source must hold zeros for those of the last block that do not exist.
-struct BlockSize {
-  int64_t height, width;
-};
-static inline BlockSize block_size(int64_t rows, int64_t columns, int64_t step) {
-  const int64_t width = block_of(columns, most_columns);
-  return {step > 2 ? 1 : block_of(rows, smaller(most_rows, most_results / width)), width};
-}
-
-// A block of totals, `width` in a row, finished, to where they go: all of their lanes (`whole`) or those that count. Its loop reads copies:
+// A block of totals, finished, to where they go: all of their lanes (`whole`) or those that count. Its loop reads copies:
 // as far as the compiler knows, a store might change everything else.
 template <Activation activation, bool whole>
-static void store_block(const Sums& s, const float* totals, int64_t width, int64_t rows, int64_t columns, const Block& b) {
+static void store_block(const Sums& s, const float* totals, int64_t rows, int64_t columns, const Block& b) {
   const Finish finish = s.finish[b.block];
   const int64_t pitch = b.pitch, column = b.column;
   const int count = s.count;
@@ -190,12 +181,12 @@ static void store_block(const Sums& s, const float* totals, int64_t width, int64
   const auto read = [count](const float* from) { return whole ? Vec::load(from) : Vec::load(from, count); };
   float* to = b.to;
   const float* other = others ? s.other + (b.to - s.result) : b.to;
-  for (int64_t r = 0; r < rows; r++, totals += width * lanes, to += pitch, other += pitch)
-    for (int64_t c = 0; c < columns; c++) {
+  for (int64_t r = 0; r < rows; r++, to += pitch, other += pitch)
+    for (int64_t c = 0; c < columns; c++, totals += lanes) {
       float* const at = to + c * column;
-      Vec total = Vec::load(totals + c * lanes);
+      Vec total = Vec::load(totals);
       if (add) total = read(at) + total;
-      total = finish.by<activation>(total, others ? read(other + c * column) : Vec::zero());
+      total = finish.by(total, others ? read(other + c * column) : Vec::zero(), activation);
       whole ? total.store(at) : total.store(at, count);
     }
 }
@@ -203,29 +194,30 @@ static void store_block(const Sums& s, const float* totals, int64_t width, int64
 static inline void run_sums(const Sums& s, Zeros zeros) {
   const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
   const int64_t step = s.columns.source_step;
-  const auto [height, width] = single ? BlockSize{1, 1} : block_size(s.rows.results, s.columns.results, step);
+  const int64_t width = single ? 1 : block_of(s.columns.results, most_columns);
+  const int64_t height = single || step > 2 ? 1 : block_of(s.rows.results, smaller(most_rows, most_results / width));
   const SumRange inner_rows = inner_of(s.rows, s.source.rows), inner_columns = inner_of(s.columns, s.source.columns);
   // Results that miss some of their terms are computed one by one, where these are not zeros.
-  const auto count_at = [&s](const SumRange& inner, int64_t i, int64_t most) {
-    return !s.source.bare ? most : i < inner.begin || i >= inner.end ? 1 : smaller(most, inner.end - i);
+  const auto count_at = [&s](const SumAxis& axis, const SumRange& inner, int64_t i, int64_t most) {
+    if (!s.source.bare) return smaller(most, axis.results - i);
+    return i < inner.begin || i >= inner.end ? 1 : smaller(most, inner.end - i);
   };
   alignas(64) float part[most_results * lanes];
   for (int64_t i = 0, down; i < s.rows.results; i += down) {
-    down = count_at(inner_rows, i, height);
+    down = count_at(s.rows, inner_rows, i, height);
     const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.source.rows, i, down);
     for (int64_t j = 0, across; j < s.columns.results; j += across) {
-      across = count_at(inner_columns, j, width);
+      across = count_at(s.columns, inner_columns, j, width);
       const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.source.columns, j, across);
       const SumBlock block = sums_of_step[step > 2 ? 0 : step][down - 1][across - 1];
       const int64_t pitch = s.rows.result_step * s.result_pitch, column = s.columns.result_step * s.result_column;
       float* const first = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
                            (s.columns.result + j * s.columns.result_step) * s.result_column;
-      const int64_t r1 = smaller(down, s.rows.results - i), c1 = smaller(across, s.columns.results - j);
-      if (r1 == down && c1 == across && s.count == lanes && !s.add && s.finish->only_clamps()) {
+      if (s.count == lanes && !s.add && s.finish->only_clamps()) {
         for (int64_t b = 0; b < s.blocks; b++) {
-          const Clamping ending = s.finish[b].clamping();
+          const Ending* const ending = s.finish[b].is_needed() ? &s.finish[b].ending() : nullptr;
           const float* const other = s.other ? s.other + (first + b * lanes - s.result) : nullptr;
-          block(s, {b, i, j, rows, columns, first + b * lanes, pitch, column, s.finish[b].is_needed() ? &ending : nullptr, other});
+          block(s, {b, i, j, rows, columns, first + b * lanes, pitch, column, ending, other});
         }
         continue;
       }
@@ -233,7 +225,7 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
         const auto store = s.count == lanes ? store_block<activation, true> : store_block<activation, false>;
         for (int64_t b = 0; b < s.blocks; b++) {
           block(s, {b, i, j, rows, columns, part, across * lanes, lanes});
-          store(s, part, across, r1, c1, {b, i, j, rows, columns, first + b * lanes, pitch, column});
+          store(s, part, down, across, {b, i, j, rows, columns, first + b * lanes, pitch, column});
         }
       });
     }

@@ -43,6 +43,9 @@ static inline Vec gelu_tanh(Vec x) {
 }
 
 static inline Vec clamped(Vec x, Vec low, Vec high) { return minimum(high, maximum(low, x)); }
+static inline bool is_clamping(Activation activation) {
+  return activation == Activation::none || activation == Activation::relu || activation == Activation::clamp;
+}
 static inline Vec by_function(Activation activation, Vec v) {
   const Vec one = Vec::all(1.0f), six = Vec::all(6.0f), sixth = Vec::all(1.0f / 6);
   switch (activation) {
@@ -60,17 +63,20 @@ static inline void raise(int64_t* to, int64_t peak) {
     if (__atomic_compare_exchange_n(to, &before, peak, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
 }
 
-// An epilogue that no more than clamps, of some neighbouring channels, a lane each: sums that are in registers become results there.
-// The bits are those of Finish.
-struct Clamping {
-  Vec scale = Vec::all(1.0f), shift = Vec::all(-0.0f), low = Vec::all(-INFINITY), high = Vec::all(INFINITY);  // they change no bit
+// The arithmetic of an epilogue, of some neighbouring channels, a lane each. What is not given changes no bit.
+struct Ending {
+  Vec scale = Vec::all(1.0f), shift = Vec::all(-0.0f), low = Vec::all(-INFINITY), high = Vec::all(INFINITY);
   bool adds_last = false;
-  // `adds`: there is an `other`.
-  template <bool adds>
-  Vec by(Vec v, Vec other) const {
+  // `adds`: there is an `other`. `function`: where it is none that clamps.
+  template <bool adds, class Function>
+  [[gnu::always_inline]] Vec by(Vec v, Vec other, const Function& function) const {
     v = fma(v, scale, shift);
-    if constexpr (!adds) return clamped(v, low, high);
-    return adds_last ? clamped(v, low, high) + other : clamped(v + other, low, high);
+    if constexpr (!adds) return function(v);
+    return adds_last ? function(v) + other : function(v + other);
+  }
+  template <bool adds>
+  [[gnu::always_inline]] Vec by(Vec v, Vec other) const {
+    return by<adds>(v, other, [low = low, high = high](Vec x) { return clamped(x, low, high); });
   }
 };
 
@@ -98,36 +104,30 @@ class Finish {
     if (peaks_ && any_above(magnitude, largest_)) largest_ = raised(magnitude, place());
   }
   // `other`: that of these lanes, if there is one.
-  Vec operator()(Vec v, Vec other) const { return finished(activation_, v, other); }
+  Vec operator()(Vec v, Vec other) const { return by(v, other, activation_); }
   // The same, by an activation that the compiler knows.
-  template <Activation activation>
-  Vec by(Vec v, Vec other) const { return finished(activation, v, other); }
-  // body.operator()<activation>(): what loops over by<activation> need not look at in each turn.
+  [[gnu::always_inline]] Vec by(Vec v, Vec other, Activation activation) const {
+    const auto function = [&](Vec x) { return by_function(activation, x); };
+    if (is_clamping(activation)) return other_ ? ending_.by<true>(v, other) : ending_.by<false>(v, other);
+    return other_ ? ending_.by<true>(v, other, function) : ending_.by<false>(v, other, function);
+  }
+  // body.operator()<activation>(), by which loops over by() need not look in each turn.
   template <class Body>
   void with_activation(const Body& body) const {
     switch (activation_) {
-      case Activation::none: return body.template operator()<Activation::none>();
-      case Activation::relu: return body.template operator()<Activation::relu>();
-      case Activation::clamp: return body.template operator()<Activation::clamp>();
       case Activation::silu: return body.template operator()<Activation::silu>();
       case Activation::sigmoid: return body.template operator()<Activation::sigmoid>();
       case Activation::hardswish: return body.template operator()<Activation::hardswish>();
       case Activation::hardsigmoid: return body.template operator()<Activation::hardsigmoid>();
       case Activation::gelu: return body.template operator()<Activation::gelu>();
       case Activation::gelu_tanh: return body.template operator()<Activation::gelu_tanh>();
+      default: return body.template operator()<Activation::clamp>();
     }
   }
   const float* other() const { return other_; }
-  bool only_clamps() const {
-    return !peaks_ && (activation_ == Activation::none || activation_ == Activation::relu || activation_ == Activation::clamp);
-  }
-  Clamping clamping() const {
-    Clamping found{scale_, shift_};
-    found.adds_last = adds_last_;
-    if (activation_ != Activation::none) found.low = activation_ == Activation::clamp ? low_ : Vec::zero();
-    if (activation_ == Activation::clamp) found.high = high_;
-    return found;
-  }
+  // Whether results that are in registers may become final there, by ending().
+  bool only_clamps() const { return !peaks_ && is_clamping(activation_); }
+  const Ending& ending() const { return ending_; }
   bool is_needed() const { return is_given_ || peaks_; }
 
  private:
@@ -147,31 +147,23 @@ class Finish {
   Finish(const Epilogue* e, int64_t* peaks, const Lanes& lanes)
       : activation_(e ? e->activation : Activation::none),
         is_given_(e),
-        adds_last_(e && e->adds_last),
         other_(e ? e->other : nullptr),
-        peaks_(peaks),
-        scale_(e && e->scale ? lanes(e->scale) : Vec::all(1.0f)),
-        shift_(e && e->shift ? lanes(e->shift) : Vec::all(-0.0f)),  // times 1 plus -0: no bit changes
-        low_(Vec::all(e ? e->low : 0.0f)),
-        high_(Vec::all(e ? e->high : 0.0f)) {}
-  // Where results are stored there are the usual ones, and a call of all others.
-  [[gnu::always_inline]] Vec activated(Activation activation, Vec v) const {
-    if (activation == Activation::none) return v;
-    if (activation == Activation::clamp) return clamped(v, low_, high_);
-    return activation == Activation::relu ? maximum(Vec::zero(), v) : by_function(activation, v);
-  }
-  [[gnu::always_inline]] Vec finished(Activation activation, Vec v, Vec other) const {
-    v = fma(v, scale_, shift_);
-    if (!other_) return activated(activation, v);
-    return adds_last_ ? activated(activation, v) + other : activated(activation, v + other);
+        peaks_(peaks) {
+    if (!e) return;
+    ending_.adds_last = e->adds_last;
+    if (e->scale) ending_.scale = lanes(e->scale);
+    if (e->shift) ending_.shift = lanes(e->shift);
+    if (activation_ == Activation::relu) ending_.low = Vec::zero();
+    if (activation_ == Activation::clamp) ending_.low = Vec::all(e->low), ending_.high = Vec::all(e->high);
   }
 
   Activation activation_;
-  bool is_given_, adds_last_;
+  bool is_given_;
   const float* other_;
   int64_t* peaks_;
   int count_ = Vec::width;
-  Vec scale_, shift_, low_, high_, largest_ = Vec::zero();
+  Ending ending_;
+  Vec largest_ = Vec::zero();
 };
 
 // Rows of sums, `from` floats apart, into a part of a float32 result of `columns`: from `place` on, which lies in `column`. Finished, if told.
@@ -187,7 +179,7 @@ static inline void store_rows(
       const auto* other = first.other() ? first.other() + place + j : sums;
       const auto finished = [&](const Finish& finish, int64_t i, int v) {
         const Vec added = finish.other() ? Vec::load(other + i * columns + v, count) : Vec::zero();
-        finish.by<how>(Vec::load(sums + i * from + j + v, count), added).store(result + place + j + i * columns + v, count);
+        finish.by(Vec::load(sums + i * from + j + v, count), added, how).store(result + place + j + i * columns + v, count);
       };
       for (int64_t i = 0; i < rows; i++) {
         finished(first, i, 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "msctx/epilogue.h"
@@ -82,26 +83,26 @@ class MatrixRows {
 
 // How the last sums of a strip become results. `across` of its columns are stored, of the last vector `last` lanes; results, and what is added
 // to them, begin at `place`.
-struct Ending {
-  Clamping vectors[wide_vectors];
+struct Endings {
+  Ending vectors[wide_vectors];
   const float* other;
   float* result;
   int64_t columns;
   int last;
-  Ending(const Epilogue* e, int64_t channel, int64_t across, float* to, int64_t place, int64_t pitch)
+  Endings(const Epilogue* e, int64_t channel, int64_t across, float* to, int64_t place, int64_t pitch)
       : other(e && e->other ? e->other + place : nullptr), result(to + place), columns(pitch), last(int((across - 1) % Vec::width) + 1) {
     const ConvTensors finished{.epilogue = e};  // without peaks: those are for results that are checked
     for (int64_t j = 0; e && j < across; j += Vec::width)
-      vectors[j / Vec::width] = Finish(finished, channel + j, int(smaller(Vec::width, across - j))).clamping();
+      vectors[j / Vec::width] = Finish(finished, channel + j, int(smaller(Vec::width, across - j))).ending();
   }
 };
 
 // c[i][j] += the sum over k of left(i, k) * b[k][j], from zero and in order, for `rows` rows of `vectors` vectors. `is_first`: there is
-// nothing to add to but 0, which -0 becomes. With an `ending` the sums are finished and stored as results, not in c. The next panel follows b:
-// each tile of `turns`, whose turn is `turn`, fetches its share of the lines.
+// nothing to add to but 0, which -0 becomes. With `endings` the sums are finished and stored as results, not in c. The next panel follows b:
+// each tile of `turns`, whose turn is `turn`, fetches its share of the lines; one that is alone fetches what it reads 48 terms later.
 template <class Left, bool is_first, int vectors, int rows>
 static inline void rows_by_panel(
-    int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, const Ending* ending, int64_t turn, int64_t turns) {
+    int64_t depth, const Left& left, int64_t row, int64_t term, const float* b, float* c, const Endings* endings, int64_t turn, int64_t turns) {
   constexpr int columns = vectors * Vec::width;
   auto at = left.template rows_from<rows>(row, term);
   Vec sum[rows][vectors];
@@ -110,7 +111,7 @@ static inline void rows_by_panel(
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) sum[i][j] = Vec::zero();
   const int64_t share = divide_up(depth * columns, turns), each = divide_up(columns, turns);
-  const float* ahead = b + depth * columns + turn * share;
+  const float* ahead = b + (turns == 1 ? 48 * columns : depth * columns + turn * share);
 #pragma GCC unroll 4
   for (int64_t k = 0; k < depth; k++, b += columns, ahead += each) {
     __builtin_prefetch(ahead, 0, 3);
@@ -127,7 +128,7 @@ static inline void rows_by_panel(
     at.next();
   }
   const auto total = [&](int i, int j) { return (is_first ? Vec::zero() : Vec::load(c + i * columns + j * Vec::width)) + sum[i][j]; };
-  if (!ending) {
+  if (!endings) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
@@ -135,24 +136,24 @@ static inline void rows_by_panel(
     return;
   }
   const auto finish = [&]<bool adds>(std::bool_constant<adds>) {
-    const int64_t pitch = ending->columns;
-    const int last = ending->last;
-    float* to = ending->result + row * pitch;
-    const float* other = adds ? ending->other + row * pitch : to;
-    Clamping clamp[vectors];  // copies: as far as the compiler knows, a store might change others
-    for (int j = 0; j < vectors; j++) clamp[j] = ending->vectors[j];
+    const int64_t pitch = endings->columns;
+    const int last = endings->last;
+    float* to = endings->result + row * pitch;
+    const float* other = adds ? endings->other + row * pitch : to;
+    Ending ends[vectors];  // copies: as far as the compiler knows, a store might change others
+    for (int j = 0; j < vectors; j++) ends[j] = endings->vectors[j];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++, to += pitch, other += pitch)
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; j++) {
         const int at = j * Vec::width;
         if (j + 1 < vectors || last == Vec::width)
-          clamp[j].template by<adds>(total(i, j), adds ? Vec::load(other + at) : Vec::zero()).store(to + at);
+          ends[j].template by<adds>(total(i, j), adds ? Vec::load(other + at) : Vec::zero()).store(to + at);
         else
-          clamp[j].template by<adds>(total(i, j), adds ? Vec::load(other + at, last) : Vec::zero()).store(to + at, last);
+          ends[j].template by<adds>(total(i, j), adds ? Vec::load(other + at, last) : Vec::zero()).store(to + at, last);
       }
   };
-  ending->other ? finish(std::true_type()) : finish(std::false_type());
+  endings->other ? finish(std::true_type()) : finish(std::false_type());
 }
 template <class Left, bool is_first, int vectors, int... less>
 constexpr auto each_of(std::integer_sequence<int, less...>) {
@@ -197,7 +198,7 @@ struct StoredRows {
   void fetch(int64_t j, int64_t from, int64_t to) const {
     for (int64_t i = from; i < to; i++) __builtin_prefetch(result + (at + i) * channels + first + j, 1, 3);
   }
-  Ending ending(int64_t j, int64_t count) const { return {t.epilogue, first + j, count, result, at * channels + first + j, channels}; }
+  Endings endings(int64_t j, int64_t count) const { return {t.epilogue, first + j, count, result, at * channels + first + j, channels}; }
   // `are_all`: no terms are missing, so they are finished, too.
   void store(int64_t j, int64_t count, const float* sums, int64_t width, bool are_all) const {
     ConvTensors part = t;
@@ -220,7 +221,7 @@ static inline void packed_product(
     for (int64_t strip = first; strip < last; strip++) {
       const int64_t j = strip * tile_columns, width = width_of(strip, columns), across = smaller(width, columns - j);
       if (from) result.load(j, across, c, width);
-      const Ending ending = result.ending(j, across);
+      const std::optional<Endings> endings = finishes ? std::optional(result.endings(j, across)) : std::nullopt;
       with_vectors(width, [&]<int vectors>(std::integral_constant<int, vectors>) {
         const int64_t tiles = divide_up(rows, int64_t(rows_by_panel_of<Left, true, vectors>.size()));
         for (int64_t k = from, deep; k < to; k += deep) {
@@ -230,7 +231,7 @@ static inline void packed_product(
           for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t end = (i + 1) * rows / tiles;  // as equal as they can be
             if (k == from) result.fetch(j, row, end);
-            const Ending* const last = finishes && k + deep == depth ? &ending : nullptr;
+            const Endings* const last = finishes && k + deep == depth ? &*endings : nullptr;
             tile[size_t(end - row - 1)](deep, left, row, k - from, of_right, c + row * width, last, i, tiles);
             row = end;
           }
