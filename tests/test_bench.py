@@ -109,6 +109,7 @@ def test_a_summary_of_networks_has_what_each_process_found(bench: Bench) -> None
         return about | {"ms": ms, "errors": dict.fromkeys(ms.keys() - {"again"}, 1e-6)}
 
     rows = [*(row(t, 2.0, OpenVINO=4.0) for t in (4.0, 4.2, 4.4)), *(row(4.0, 8.0, "training") for _ in range(3))]
+    rows.append(row(9.0, 1.0) | {"unmeasured": 1})  # does not count: others measured all
     result = {"machine": MACHINE, "date": "2026-11-22", "commit": "abc", "processes": 3, "rows": rows}
     stored = json.loads(bench("summary").written(models.reduced([result])))
     assert [one["ms"]["torch"] for one in stored["rows"][0]["processes"]] == [{"inductor": t} for t in (4.0, 4.2, 4.4)]
