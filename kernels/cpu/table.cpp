@@ -79,12 +79,12 @@ bool is_amd() {
 }
 
 // By kept panels: torch packs the weight in each call, which counts where rows are few; of one to three it reads the weight as fast. MKL uses
-// no vectors of 16 lanes on AMD's processors, and takes twice as long there for two rows.
+// no vectors of 16 lanes on AMD's processors, and takes twice as long there for two rows. A call of ours takes a microsecond more.
 Merit by_panels(const ConvProblem& p, Op) {
   const bool is_alone = Vec::width == 16 && is_amd();
   const int64_t rows = p.n * volume(p.in), few = Vec::width == 16 ? 512 : Vec::width == 8 ? 64 : 0;
-  const bool is_size = rows >= (is_alone ? 2 : 4) && (is_alone || rows <= few);
-  return is_size && p.dims == 2 && p.dtype == DType::f32 && smaller(p.c, p.k) >= 64 ? Merit::beats_torch : Merit::fair;
+  const bool is_size = rows >= (is_alone ? 2 : 4) && (is_alone || rows <= few) && smaller(p.c, p.k) >= 64 && larger(p.c, p.k) >= 128;
+  return is_size && p.dims == 2 && p.dtype == DType::f32 ? Merit::beats_torch : Merit::fair;
 }
 
 // Before an epilogue, torch's path is a call of oneDNN and a pass over the result. With vectors of 8 lanes or more ours takes less time for
